@@ -40,7 +40,7 @@ const LEAST: usize = 256 * 1024;
 
 /// A message of the other side.
 #[derive(Debug, PartialEq)]
-pub(crate) enum Incoming {
+pub(crate) enum AcpMessage {
     Request {
         id: Value,
         method: String,
@@ -52,7 +52,7 @@ pub(crate) enum Incoming {
     },
     Response {
         id: Value,
-        answer: Answer,
+        answer: AcpRequestResult,
     },
     /// Not a message. The error describes why.
     Invalid {
@@ -62,9 +62,9 @@ pub(crate) enum Incoming {
 }
 
 /// The result of a request, or the error with which it was refused.
-pub(crate) type Answer = Result<Value, Error>;
+pub(crate) type AcpRequestResult = Result<Value, Error>;
 
-impl Incoming {
+impl AcpMessage {
     /// Interprets a line strictly.
     pub(crate) fn parse(line: &[u8]) -> Self {
         match serde_json::from_slice(line) {
@@ -122,39 +122,39 @@ pub(crate) fn read<T: DeserializeOwned>(value: Value) -> serde_json::Result<T> {
 
 /// The connection has ended.
 #[derive(Debug)]
-pub(crate) struct Gone;
+pub(crate) struct AcpClosed;
 
 /// The share of the budget that a message uses until it is no longer held in memory.
-pub(crate) type Room = Arc<OwnedSemaphorePermit>;
+pub(crate) type AcpBudgetPermit = Arc<OwnedSemaphorePermit>;
 
 /// The lines to write, each with its room.
-pub(crate) type Lines = mpsc::UnboundedReceiver<(String, Option<Room>)>;
+pub(crate) type AcpOutgoingLines = mpsc::UnboundedReceiver<(String, Option<AcpBudgetPermit>)>;
 
-type Answered = Box<dyn FnOnce(Answer) + Send>;
+type AcpResponseCallback = Box<dyn FnOnce(AcpRequestResult) + Send>;
 
 /// Sends messages to the other side. The messages in transit, in both directions, share a budget.
-pub(crate) struct Peer {
-    lines: mpsc::UnboundedSender<(String, Option<Room>)>,
+pub(crate) struct AcpPeer {
+    lines: mpsc::UnboundedSender<(String, Option<AcpBudgetPermit>)>,
     budget: Arc<Semaphore>,
     /// The requests to the other side that wait for an answer, by their numbers, which are their ids.
-    asked: Mutex<HashMap<u64, Answered>>,
+    asked: Mutex<HashMap<u64, AcpResponseCallback>>,
     last: AtomicU64,
     /// The requests of the other side that wait for an answer, by id. Cancelling the token withdraws the request.
     waiting: Mutex<HashMap<String, CancellationToken>>,
 }
 
 /// A guard that removes a request from the requests that wait, no matter how the request ends.
-struct SentRequest<'a>(&'a Peer, u64);
+struct AcpRequestGuard<'a>(&'a AcpPeer, u64);
 
-impl Drop for SentRequest<'_> {
+impl Drop for AcpRequestGuard<'_> {
     fn drop(&mut self) {
         lock(&self.0.asked).remove(&self.1);
     }
 }
 
-impl Peer {
+impl AcpPeer {
     /// Returns a peer, and the receiver of the lines that it sends.
-    pub(crate) fn new() -> (Arc<Self>, Lines) {
+    pub(crate) fn new() -> (Arc<Self>, AcpOutgoingLines) {
         let (lines, receiver) = mpsc::unbounded_channel();
         let peer = Self {
             lines,
@@ -169,9 +169,9 @@ impl Peer {
     }
 
     /// Waits until the budget has room for a message of this size.
-    pub(crate) async fn room(&self, size: usize) -> Result<Room, Gone> {
+    pub(crate) async fn room(&self, size: usize) -> Result<AcpBudgetPermit, AcpClosed> {
         let size = u32::try_from(size).unwrap_or(BUDGET).clamp(64, BUDGET);
-        Arc::clone(&self.budget).acquire_many_owned(size).await.map(Arc::new).map_err(|_| Gone)
+        Arc::clone(&self.budget).acquire_many_owned(size).await.map(Arc::new).map_err(|_| AcpClosed)
     }
 
     /// Ends all waits for room.
@@ -183,23 +183,23 @@ impl Peer {
         self.budget.is_closed()
     }
 
-    fn send(&self, message: &Value, room: Option<Room>) -> Result<(), Gone> {
-        self.lines.send((message.to_string(), room)).map_err(|_| Gone)
+    fn send(&self, message: &Value, room: Option<AcpBudgetPermit>) -> Result<(), AcpClosed> {
+        self.lines.send((message.to_string(), room)).map_err(|_| AcpClosed)
     }
 
-    async fn send_if_room(&self, message: &Value) -> Result<(), Gone> {
+    async fn send_if_room(&self, message: &Value) -> Result<(), AcpClosed> {
         let line = message.to_string();
         let room = self.room(line.len().max(LEAST)).await?;
-        self.lines.send((line, Some(room))).map_err(|_| Gone)
+        self.lines.send((line, Some(room))).map_err(|_| AcpClosed)
     }
 
     /// Sends a notification. Waits until there is room for it.
-    pub(crate) async fn notify(&self, method: &str, params: impl Serialize) -> Result<(), Gone> {
+    pub(crate) async fn notify(&self, method: &str, params: impl Serialize) -> Result<(), AcpClosed> {
         self.send_if_room(&message(None, method, params)).await
     }
 
     /// Sends a notification without waiting for room.
-    pub(crate) fn notify_now(&self, method: &str, params: impl Serialize) -> Result<(), Gone> {
+    pub(crate) fn notify_now(&self, method: &str, params: impl Serialize) -> Result<(), AcpClosed> {
         self.send(&message(None, method, params), None)
     }
 
@@ -219,16 +219,21 @@ impl Peer {
     }
 
     /// Answers a request of the other side. Waits until there is room for the answer.
-    pub(crate) async fn answer(&self, id: &Value, answer: Answer) -> Result<(), Gone> {
+    pub(crate) async fn answer(&self, id: &Value, answer: AcpRequestResult) -> Result<(), AcpClosed> {
         self.send_if_room(&self.response(id, answer)).await
     }
 
     /// Answers a request of the other side in the room of the request.
-    pub(crate) fn answer_in(&self, room: Room, id: &Value, answer: Answer) -> Result<(), Gone> {
+    pub(crate) fn answer_in(
+        &self,
+        room: AcpBudgetPermit,
+        id: &Value,
+        answer: AcpRequestResult,
+    ) -> Result<(), AcpClosed> {
         self.send(&self.response(id, answer), Some(room))
     }
 
-    fn response(&self, id: &Value, answer: Answer) -> Value {
+    fn response(&self, id: &Value, answer: AcpRequestResult) -> Value {
         lock(&self.waiting).remove(&id.to_string());
         match answer {
             Ok(result) => json!({ "jsonrpc": "2.0", "id": id, "result": result }),
@@ -236,7 +241,7 @@ impl Peer {
         }
     }
 
-    fn request(&self, method: &str, params: impl Serialize, answered: Answered) -> (u64, Value) {
+    fn request(&self, method: &str, params: impl Serialize, answered: AcpResponseCallback) -> (u64, Value) {
         let number = self.last.fetch_add(1, Ordering::Relaxed) + 1;
         lock(&self.asked).insert(number, answered);
         (number, message(Some(number), method, params))
@@ -248,8 +253,8 @@ impl Peer {
         &self,
         method: &str,
         params: impl Serialize,
-        answered: impl FnOnce(Answer) + Send + 'static,
-    ) -> Result<(), Gone> {
+        answered: impl FnOnce(AcpRequestResult) + Send + 'static,
+    ) -> Result<(), AcpClosed> {
         self.send(&self.request(method, params, Box::new(answered)).1, None)
     }
 
@@ -260,16 +265,16 @@ impl Peer {
         method: &str,
         params: impl Serialize,
         withdrawn: &CancellationToken,
-    ) -> Result<Option<Answer>, Gone> {
+    ) -> Result<Option<AcpRequestResult>, AcpClosed> {
         let (sender, answer) = oneshot::channel();
         // Sending fails if the request was withdrawn meanwhile.
         let answered = Box::new(move |answer| drop(sender.send(answer)));
         let (number, request) = self.request(method, params, answered);
-        let _asking = SentRequest(self, number);
+        let _asking = AcpRequestGuard(self, number);
         self.send_if_room(&request).await?;
         tokio::select! {
             biased;
-            answer = answer => answer.map(Some).map_err(|_| Gone),
+            answer = answer => answer.map(Some).map_err(|_| AcpClosed),
             () = withdrawn.cancelled() => {
                 self.notify("$/cancel_request", json!({ "requestId": number })).await?;
                 Ok(None)
@@ -279,7 +284,7 @@ impl Peer {
 
     /// Returns the number of the request to which a response belongs. The id may be the number as a text. A response
     /// without an id belongs to the only request that waits, if the other side reports that it can't parse the request.
-    pub(crate) fn asked(&self, id: &Value, answer: &Answer) -> Option<u64> {
+    pub(crate) fn asked(&self, id: &Value, answer: &AcpRequestResult) -> Option<u64> {
         let asked = lock(&self.asked);
         let number = match (id, answer) {
             (Value::Number(number), _) => number.as_u64(),
@@ -295,7 +300,7 @@ impl Peer {
     }
 
     /// Passes a response of the other side to its request. A response without a request is ignored.
-    pub(crate) fn answered(&self, id: &Value, answer: Answer) {
+    pub(crate) fn answered(&self, id: &Value, answer: AcpRequestResult) {
         let asked = self.asked(id, &answer).and_then(|number| lock(&self.asked).remove(&number));
         if let Some(answered) = asked {
             answered(answer);
@@ -314,7 +319,10 @@ fn message(id: Option<u64>, method: &str, params: impl Serialize) -> Value {
 }
 
 /// Writes lines until the peer is dropped.
-pub(crate) async fn write(mut output: impl AsyncWrite + Unpin, mut lines: Lines) -> io::Result<()> {
+pub(crate) async fn write(
+    mut output: impl AsyncWrite + Unpin,
+    mut lines: AcpOutgoingLines,
+) -> io::Result<()> {
     while let Some((mut line, _room)) = lines.recv().await {
         line.push('\n');
         output.write_all(line.as_bytes()).await?;
@@ -329,16 +337,16 @@ mod tests {
 
     #[test]
     fn lines_are_requests_notifications_responses_or_errors() {
-        let request = Incoming::parse(br#"{"jsonrpc":"2.0","id":"a","method":"m","params":{"x":1}}"#);
+        let request = AcpMessage::parse(br#"{"jsonrpc":"2.0","id":"a","method":"m","params":{"x":1}}"#);
         let params = json!({ "x": 1 });
-        assert_eq!(request, Incoming::Request { id: json!("a"), method: "m".into(), params });
-        let notification = Incoming::parse(br#"{"method":"m"}"#);
-        assert_eq!(notification, Incoming::Notification { method: "m".into(), params: Value::Null });
-        let refused = Incoming::parse(br#"{"id":1,"result":null,"error":{"code":1,"message":"no"}}"#);
-        assert_eq!(refused, Incoming::Response { id: json!(1), answer: Err(Error::new(1, "no")) });
+        assert_eq!(request, AcpMessage::Request { id: json!("a"), method: "m".into(), params });
+        let notification = AcpMessage::parse(br#"{"method":"m"}"#);
+        assert_eq!(notification, AcpMessage::Notification { method: "m".into(), params: Value::Null });
+        let refused = AcpMessage::parse(br#"{"id":1,"result":null,"error":{"code":1,"message":"no"}}"#);
+        assert_eq!(refused, AcpMessage::Response { id: json!(1), answer: Err(Error::new(1, "no")) });
         assert_eq!(
-            Incoming::parse(br#"{"id":1,"result":7}"#),
-            Incoming::Response { id: json!(1), answer: Ok(json!(7)) }
+            AcpMessage::parse(br#"{"id":1,"result":7}"#),
+            AcpMessage::Response { id: json!(1), answer: Ok(json!(7)) }
         );
         for (line, code) in [
             ("hello", -32700),
@@ -349,12 +357,14 @@ mod tests {
             (r#"{"id":[],"method":"m"}"#, -32600),
             (r#"{"id":1,"method":7}"#, -32600),
         ] {
-            let Incoming::Invalid { error, .. } = Incoming::parse(line.as_bytes()) else { panic!("{line}") };
+            let AcpMessage::Invalid { error, .. } = AcpMessage::parse(line.as_bytes()) else {
+                panic!("{line}")
+            };
             assert_eq!(i32::from(error.code), code, "{line}");
         }
     }
 
-    fn called(peer: &Peer, lines: &mut Lines) -> u64 {
+    fn called(peer: &AcpPeer, lines: &mut AcpOutgoingLines) -> u64 {
         peer.call("m", json!({}), |_| {}).unwrap();
         let line: Value = serde_json::from_str(&lines.try_recv().unwrap().0).unwrap();
         line["id"].as_u64().unwrap()
@@ -362,7 +372,7 @@ mod tests {
 
     #[test]
     fn response_belongs_to_the_request_with_its_number() {
-        let (peer, mut lines) = Peer::new();
+        let (peer, mut lines) = AcpPeer::new();
         let number = called(&peer, &mut lines);
         let (ok, unread) = (Ok(json!(7)), Err(Error::parse_error()));
         assert_eq!(peer.asked(&json!(number), &ok), Some(number));
@@ -380,9 +390,9 @@ mod tests {
 
     #[tokio::test]
     async fn messages_wait_for_room_until_others_are_written() {
-        let (peer, mut lines) = Peer::new();
+        let (peer, mut lines) = AcpPeer::new();
         let mut sent = 0;
-        let is_full = |peer: &Peer| peer.budget.available_permits() < LEAST;
+        let is_full = |peer: &AcpPeer| peer.budget.available_permits() < LEAST;
         while !is_full(&peer) {
             peer.notify("m", json!({})).await.unwrap();
             sent += 1;

@@ -17,7 +17,7 @@ use std::{
 };
 
 use futures_util::task::AtomicWaker;
-pub(crate) use own_wake::OwnWake;
+pub(crate) use own_wake::FairYield;
 use tokio::sync::{Notify, mpsc, oneshot};
 
 use crate::subscription::{End, EndReason};
@@ -88,12 +88,12 @@ impl<S> Termination<S> {
 
 /// A signal that wakes one task. If the signal is given before the task waits, it is kept. Two signals count as one.
 #[derive(Debug, Default)]
-pub(crate) struct Signal {
+pub(crate) struct TaskWakeSignal {
     is_given: AtomicBool,
     waiter: AtomicWaker,
 }
 
-impl Signal {
+impl TaskWakeSignal {
     pub(crate) fn give(&self) {
         self.is_given.store(true, Ordering::Release);
         self.waiter.wake();

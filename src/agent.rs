@@ -115,26 +115,28 @@ use std::{
 
 #[cfg(test)]
 pub(crate) use self::core::simulation::process;
-pub(crate) use self::core::{Resume, check_decisions};
-pub(crate) use admission::{Admission, Permit};
+pub(crate) use self::core::{ResumeDecisions, check_decisions};
+pub(crate) use admission::{Admission, RequestPermit};
 use async_trait::async_trait;
 pub use backup::{BackupCause, BackupModel};
 pub use builder::AgentBuilder;
 pub use callbacks::{AgentCallbacks, ErrorDecision, ToolDecision, TurnDecision};
-pub(crate) use command::InFlight;
-use command::{Command, Reply, Stop};
-pub(crate) use compaction::Compactor;
+pub(crate) use command::StopPolicy;
+use command::{AgentCommand, AgentReplyTx, StopAgent};
+pub(crate) use compaction::ResolvedCompaction;
 pub use compaction::{Compact, CompactHow, CompactionPolicy};
-pub(crate) use delegation::{ChildEnd, NewChild, ParentCall, RunningChild, SubAgentHost};
+pub(crate) use delegation::{NewSubAgent, ParentCall, RunningSubAgent, SubAgentHost, SubAgentTerminator};
 pub use durable::{Durable, OnUncertain, RecordedStage, Recover, Recovery, RecoveryDecision, UncertainUse};
-pub(crate) use durable::{MAX_LIVES, NumberedRecord, RECORD_DELAY, TurnInFlight, UnreadableTurn, Written};
+pub(crate) use durable::{
+    MAX_LIVES, NumberedRecord, RECORD_DELAY, StoredRecordNumber, TurnInFlight, UnreadableTurn,
+};
 
 pub use event::{Event, Status};
 pub use follow::{Follow, FollowFrom, FollowTarget, RunProgress, ToolChange};
-pub(crate) use owner::{AgentPosition, Asker, FirstMessage, HistoryOwner};
+pub(crate) use owner::{AgentPosition, AskResponseTx, FirstMessage, HistoryOwner};
 pub use request::RunRequest;
 pub(crate) use request::RunTarget;
-pub(crate) use running::Commands;
+pub(crate) use running::RunCommands;
 pub use running::{Pause, RunStep, Running};
 use schemars::JsonSchema;
 use serde::de::DeserializeOwned;
@@ -154,7 +156,7 @@ use crate::{
         PromptState, Response, RunAt, RunEnd, RunOutcome, RunSpec, TurnRecord,
     },
     subscription::{End, EventId, Numbered, SnapshotSource, Subscription, SubscriptionStart},
-    telemetry::Caller,
+    telemetry::CallerSpan,
     tool::Decision,
 };
 
@@ -191,27 +193,27 @@ use crate::{
 /// the result is lost. Nothing else is lost.
 #[derive(Clone)]
 pub struct Agent {
-    commands: mpsc::Sender<Box<Command>>,
+    commands: mpsc::Sender<Box<AgentCommand>>,
     shared: Arc<AgentShared>,
 }
 
 /// A handle that does not keep the agent alive.
 #[derive(Clone)]
 pub struct WeakAgent {
-    commands: mpsc::WeakSender<Box<Command>>,
+    commands: mpsc::WeakSender<Box<AgentCommand>>,
     shared: Arc<AgentShared>,
 }
 
 /// An item of an agent's commit channel: an event or a record or both, and the configuration that was in force.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
-pub(crate) struct Delivery {
+pub(crate) struct CommitItem {
     /// The event. `None` if only a record is delivered.
     pub(crate) event: Option<Numbered<Event>>,
     /// The configuration that was in force, including changes by callbacks.
     pub(crate) config: Arc<Config>,
     /// If the event commits a turn, the span of the turn's run. Empty if telemetry is off.
-    pub(crate) run: Caller,
+    pub(crate) run: CallerSpan,
     /// For a message, the settings of the prompt that started the message's turn. `None` if this prompt has no
     /// settings.
     pub(crate) settings: Option<Arc<Prompt>>,
@@ -343,8 +345,8 @@ impl Agent {
     ///
     /// Dropping the future does not cancel the compaction.
     pub async fn compact(&self, compact: impl Into<Compact>) -> Result<Arc<Message>, Error> {
-        let (compact, caller) = (compact.into(), Caller::current());
-        let response = self.call(|reply| Command::Compact(compact, caller, reply)).await??;
+        let (compact, caller) = (compact.into(), CallerSpan::current());
+        let response = self.call(|reply| AgentCommand::Compact(compact, caller, reply)).await??;
         response.messages.last().cloned().ok_or_else(|| Error::cancelled(response))
     }
 
@@ -356,7 +358,7 @@ impl Agent {
     /// staged. Returns [`ErrorKind::Ended`] if the agent has ended.
     pub async fn unstage(&self, id: impl Into<PromptId>) -> Result<Arc<Prompt>, Error> {
         let id = id.into();
-        self.call(|reply| Command::Unstage(id, reply)).await?
+        self.call(|reply| AgentCommand::Unstage(id, reply)).await?
     }
 
     /// Sends the decision about a tool use that waits for one. If several tool uses of a step wait, they can be decided
@@ -370,7 +372,8 @@ impl Agent {
     /// newer tool use than the one it was made for. Returns [`ErrorKind::InvalidDecision`] if the decision has more
     /// than 64 levels of arrays and objects. Returns [`ErrorKind::Ended`] if the agent has ended.
     pub async fn resume(&self, tool_use: impl Into<ToolUseId>, decision: Decision) -> Result<(), Error> {
-        self.decide(Resume { decisions: vec![(tool_use.into(), decision)], turn: None, by: None }).await
+        self.decide(ResumeDecisions { decisions: vec![(tool_use.into(), decision)], turn: None, by: None })
+            .await
     }
 
     /// Like [`resume`](Self::resume), and records the name of the person or system that decided. Subscribers see the
@@ -387,11 +390,11 @@ impl Agent {
         by: impl Into<Arc<str>>,
     ) -> Result<(), Error> {
         let decisions = vec![(tool_use.into(), decision)];
-        self.decide(Resume { decisions, turn: None, by: Some(by.into()) }).await
+        self.decide(ResumeDecisions { decisions, turn: None, by: Some(by.into()) }).await
     }
 
-    pub(crate) async fn decide(&self, resume: Resume) -> Result<(), Error> {
-        self.call(|reply| Command::Resume(resume, reply)).await?
+    pub(crate) async fn decide(&self, resume: ResumeDecisions) -> Result<(), Error> {
+        self.call(|reply| AgentCommand::Resume(resume, reply)).await?
     }
 
     /// Ends the run at once and discards the pending messages. The history is the same as before the turn. The
@@ -405,7 +408,7 @@ impl Agent {
     /// whose `handle_event` was not polled yet remains queued and is handled next. Returns [`ErrorKind::Ended`] if
     /// the agent has ended.
     pub async fn cancel(&self) -> Result<(), Error> {
-        self.call(Command::Cancel).await?
+        self.call(AgentCommand::Cancel).await?
     }
 
     /// Ends the run at once and keeps as much of the run as possible.
@@ -421,13 +424,13 @@ impl Agent {
     ///
     /// Returns the errors of [`cancel`](Agent::cancel).
     pub async fn interrupt(&self) -> Result<(), Error> {
-        self.call(|reply| Command::Interrupt(None, reply)).await?
+        self.call(|reply| AgentCommand::Interrupt(None, reply)).await?
     }
 
     /// Ends the run like [`interrupt`](Self::interrupt) if this turn is in flight. Otherwise, returns `false` and
     /// changes nothing, so that a late caller never ends the run of somebody else.
     pub(crate) async fn interrupt_turn(&self, turn: TurnId) -> Result<bool, Error> {
-        match self.call(|reply| Command::Interrupt(Some(turn), reply)).await? {
+        match self.call(|reply| AgentCommand::Interrupt(Some(turn), reply)).await? {
             Ok(()) => Ok(true),
             Err(error) if error.kind() == ErrorKind::Idle => Ok(false),
             Err(error) => Err(error),
@@ -446,7 +449,7 @@ impl Agent {
     /// ended.
     pub async fn notify<E: Any + Send>(&self, event: E) -> Result<(), Error> {
         let event: Box<dyn Any + Send> = Box::new(event);
-        self.call(|reply| Command::Notify(event, reply)).await?
+        self.call(|reply| AgentCommand::Notify(event, reply)).await?
     }
 
     /// Changes the configuration or the history. `edit` changes a copy. If the edited copy is valid, all changes take
@@ -467,7 +470,7 @@ impl Agent {
     where
         F: FnOnce(&mut StateEdit) -> Result<(), Box<dyn StdError + Send + Sync>> + Send + 'static,
     {
-        self.call(|reply| Command::SetState(Box::new(edit), reply)).await?
+        self.call(|reply| AgentCommand::SetState(Box::new(edit), reply)).await?
     }
 
     /// Returns the same state that callbacks see.
@@ -476,7 +479,7 @@ impl Agent {
     ///
     /// Returns [`ErrorKind::Ended`] if the agent has ended.
     pub async fn state(&self) -> Result<State, Error> {
-        self.call(Command::State).await
+        self.call(AgentCommand::State).await
     }
 
     /// Returns the agent's status: idle, busy or paused.
@@ -485,7 +488,7 @@ impl Agent {
     ///
     /// Returns [`ErrorKind::Ended`] if the agent has ended.
     pub async fn status(&self) -> Result<Status, Error> {
-        self.call(Command::Status).await
+        self.call(AgentCommand::Status).await
     }
 
     /// Returns a snapshot of the complete current state.
@@ -494,7 +497,7 @@ impl Agent {
     ///
     /// Returns [`ErrorKind::Ended`] if the agent has ended. [`Agent::end`] then contains its last snapshot.
     pub async fn snapshot(&self) -> Result<Snapshot, Error> {
-        self.call(Command::Snapshot).await
+        self.call(AgentCommand::Snapshot).await
     }
 
     /// Returns a snapshot and the events that follow it, without a gap and without an overlap. A subscription does not
@@ -529,7 +532,7 @@ impl Agent {
     }
 
     async fn subscribe_after(&self, after: Option<EventId>) -> Result<AgentSubscription, Error> {
-        let attachment = self.call(|reply| Command::Subscribe(after, reply)).await?;
+        let attachment = self.call(|reply| AgentCommand::Subscribe(after, reply)).await?;
         let source = Box::new(self.downgrade());
         Ok(match after {
             Some(seen) => Subscription::resumed(source, seen, attachment),
@@ -548,7 +551,7 @@ impl Agent {
     ///
     /// Dropping the future only stops the waiting.
     pub async fn wait_until_idle(&self) -> Result<(), Error> {
-        self.call(Command::WaitIdle).await
+        self.call(AgentCommand::WaitIdle).await
     }
 
     /// Ends the agent.
@@ -568,7 +571,7 @@ impl Agent {
     /// Returns [`ErrorKind::Deadline`] if something was cut off. The error lists the tools that are still running. The
     /// agent has ended nevertheless.
     pub async fn stop(&self, deadline: Duration) -> Result<(), Error> {
-        self.end_within(deadline, InFlight::Keep).await
+        self.end_within(deadline, StopPolicy::Keep).await
     }
 
     /// Ends the agent as [`stop`](Agent::stop) does, but [cancels](Agent::cancel) a run in flight. The history is then
@@ -579,11 +582,11 @@ impl Agent {
     ///
     /// Returns the errors of [`stop`](Agent::stop).
     pub async fn stop_discarding(&self, deadline: Duration) -> Result<(), Error> {
-        self.end_within(deadline, InFlight::Discard).await
+        self.end_within(deadline, StopPolicy::Discard).await
     }
 
-    pub(crate) async fn end_within(&self, deadline: Duration, in_flight: InFlight) -> Result<(), Error> {
-        let stop = |reply| Command::Stop(Stop { deadline, in_flight, reply });
+    pub(crate) async fn end_within(&self, deadline: Duration, in_flight: StopPolicy) -> Result<(), Error> {
+        let stop = |reply| AgentCommand::Stop(StopAgent { deadline, in_flight, reply });
         match self.call(stop).await {
             Ok(stopped) => stopped,
             Err(_) => self.shared.cut_off.get().map_or(Ok(()), |error| Err(error.clone())),
@@ -608,7 +611,7 @@ impl Agent {
     /// Cancels the run without waiting. If the queue of commands is full, nothing happens.
     pub(super) fn cancel_now(&self) {
         let (reply, _) = tokio::sync::oneshot::channel();
-        let _ = self.commands.try_send(Box::new(Command::Cancel(reply)));
+        let _ = self.commands.try_send(Box::new(AgentCommand::Cancel(reply)));
     }
 
     /// Returns a handle that does not keep the agent alive.
@@ -617,7 +620,7 @@ impl Agent {
     }
 
     /// Sends a command and waits for its reply.
-    async fn call<T>(&self, command: impl FnOnce(Reply<T>) -> Command) -> Result<T, Error> {
+    async fn call<T>(&self, command: impl FnOnce(AgentReplyTx<T>) -> AgentCommand) -> Result<T, Error> {
         match actor::call(&self.commands, |reply| Box::new(command(reply))).await {
             Some(answer) => Ok(answer),
             None => Err(Error::ended("agent", &self.shared.termination.closed().await)),
@@ -628,13 +631,13 @@ impl Agent {
 #[async_trait]
 impl RunTarget for Agent {
     async fn start(&self, spec: RunSpec) -> Result<Accepted, Error> {
-        let (prompt, caller) = (at_head(spec)?, Caller::current());
-        self.call(|reply| Command::Prompt(prompt, caller, reply)).await?
+        let (prompt, caller) = (at_head(spec)?, CallerSpan::current());
+        self.call(|reply| AgentCommand::Prompt(prompt, caller, reply)).await?
     }
 
     async fn response(&self, spec: RunSpec) -> Result<Arc<Response>, Error> {
-        let (prompt, caller) = (at_head(spec)?, Caller::current());
-        self.call(|reply| Command::Ask(prompt, caller, reply)).await?
+        let (prompt, caller) = (at_head(spec)?, CallerSpan::current());
+        self.call(|reply| AgentCommand::Ask(prompt, caller, reply)).await?
     }
 
     async fn follow(&self, target: FollowTarget, accepted: Option<Accepted>) -> Result<Running, Error> {
@@ -682,7 +685,10 @@ impl WeakAgent {
 
     /// Sends a command and waits for its reply. While the call waits, it does not hold a handle. If the agent has not
     /// started yet, the call sends nothing and waits for the agent's end.
-    async fn call<T>(&self, command: impl FnOnce(Reply<T>) -> Command) -> Result<T, End<Snapshot>> {
+    async fn call<T>(
+        &self,
+        command: impl FnOnce(AgentReplyTx<T>) -> AgentCommand,
+    ) -> Result<T, End<Snapshot>> {
         let commands = self.upgrade().map(|agent| agent.commands);
         match actor::call_weakly(commands, &self.shared.termination, |reply| Box::new(command(reply))).await {
             Some(answer) => Ok(answer),
@@ -697,7 +703,7 @@ impl SnapshotSource<Snapshot, Event> for WeakAgent {
         after: Option<EventId>,
     ) -> Pin<Box<dyn Future<Output = Result<SubscriptionStart<Snapshot, Event>, End<Snapshot>>> + Send>> {
         let weak = self.clone();
-        Box::pin(async move { weak.call(|reply| Command::Subscribe(after, reply)).await })
+        Box::pin(async move { weak.call(|reply| AgentCommand::Subscribe(after, reply)).await })
     }
 }
 

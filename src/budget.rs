@@ -156,12 +156,12 @@ impl fmt::Display for BudgetReport {
 /// [`AgentBuilder::shared_budget`](crate::AgentBuilder::shared_budget) adds it to an agent. What was spent is kept in
 /// memory only. After a restart, pass the stored sum to [`with_spent`](Self::with_spent).
 #[derive(Clone, Debug)]
-pub struct SharedBudget(pub(crate) Arc<Account>);
+pub struct SharedBudget(pub(crate) Arc<BudgetAccount>);
 
 impl SharedBudget {
     /// Creates a budget of which nothing is spent.
     pub fn new(budget: Budget) -> Self {
-        Self(Arc::new(Account::new(budget, &UsageSum::default(), Vec::new())))
+        Self(Arc::new(BudgetAccount::new(budget, &UsageSum::default(), Vec::new())))
     }
 
     /// Sets what was spent so far, such as the sum that `Manager::used` returns.
@@ -188,22 +188,22 @@ impl SharedBudget {
 }
 
 /// Nano-dollars, tokens and requests.
-pub(crate) type Amounts = [u64; 3];
+pub(crate) type BudgetAmounts = [u64; 3];
 
 /// The spending of a run, or of everything that shares a budget.
 #[derive(Debug)]
-pub(crate) struct Account {
-    state: Mutex<AccountState>,
+pub(crate) struct BudgetAccount {
+    state: Mutex<BudgetAccountState>,
     /// The accounts that pay for everything that this one pays for.
-    parents: Vec<Arc<Account>>,
+    parents: Vec<Arc<BudgetAccount>>,
 }
 
 #[derive(Debug, Default)]
-struct AccountState {
+struct BudgetAccountState {
     budget: Budget,
     spent: UsageSum,
     /// The sum of the reservations of all requests in flight.
-    reserved: Amounts,
+    reserved: BudgetAmounts,
     /// The cost of the prompts so far, without the output, in US dollars.
     prompt_cost: f64,
     /// The largest output of a request so far, in tokens.
@@ -214,7 +214,7 @@ struct AccountState {
 
 /// The size and the rates of a request that is about to be sent.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Quote {
+pub(crate) struct RequestCostQuote {
     /// The estimated number of prompt tokens.
     pub(crate) prompt: u64,
     /// The limit of generated tokens.
@@ -223,7 +223,7 @@ pub(crate) struct Quote {
     pub(crate) rates: Option<(f64, f64)>,
 }
 
-impl Quote {
+impl RequestCostQuote {
     fn is_free(&self) -> bool {
         self.rates.is_some_and(|(input, output)| input <= 0.0 && output <= 0.0)
     }
@@ -232,9 +232,9 @@ impl Quote {
 /// The expected output of a request of which no more is known, in tokens.
 const EXPECTED_OUTPUT: u64 = 1024;
 
-impl Account {
+impl BudgetAccount {
     pub(crate) fn new(budget: Budget, spent: &UsageSum, parents: Vec<Arc<Self>>) -> Self {
-        let mut state = AccountState { budget, ..AccountState::default() };
+        let mut state = BudgetAccountState { budget, ..BudgetAccountState::default() };
         state.start(spent);
         Self { state: Mutex::new(state), parents }
     }
@@ -258,7 +258,7 @@ impl Account {
     }
 }
 
-impl AccountState {
+impl BudgetAccountState {
     /// Sets what was spent before. Which part of the cost the prompts had is not known, so all tokens count alike.
     fn start(&mut self, spent: &UsageSum) {
         let usage = &spent.usage;
@@ -270,12 +270,12 @@ impl AccountState {
         self.spent = UsageSum { model: None, ..spent.clone() };
     }
 
-    fn spent_amounts(&self) -> Amounts {
+    fn spent_amounts(&self) -> BudgetAmounts {
         amounts(self.spent.requests, &self.spent.usage)
     }
 
     /// Returns what a request is expected to use.
-    fn expected(&self, quote: &Quote) -> Amounts {
+    fn expected(&self, quote: &RequestCostQuote) -> BudgetAmounts {
         let output = self.largest_output.max(EXPECTED_OUTPUT).min(quote.max_output.unwrap_or(u64::MAX));
         let (input_rate, output_rate) = quote.rates.unwrap_or_default();
         let usd = match self.spent.usage.prompt() {
@@ -288,7 +288,7 @@ impl AccountState {
         [nano_usd, quote.prompt.saturating_add(output), 1]
     }
 
-    fn refuses(&self, quote: &Quote) -> bool {
+    fn refuses(&self, quote: &RequestCostQuote) -> bool {
         let taken = plus(self.spent_amounts(), self.reserved);
         let total = plus(taken, self.expected(quote));
         let mut limits = self.budget.limits().into_iter().zip(taken.into_iter().zip(total));
@@ -306,7 +306,7 @@ impl AccountState {
     }
 
     /// Takes `used` out of a reservation, or all of it if less is reserved.
-    fn take_back(&mut self, held: &mut Amounts, used: Amounts) {
+    fn take_back(&mut self, held: &mut BudgetAmounts, used: BudgetAmounts) {
         for ((held, reserved), used) in held.iter_mut().zip(&mut self.reserved).zip(used) {
             let used = used.min(*held);
             (*held, *reserved) = (*held - used, *reserved - used);
@@ -325,36 +325,41 @@ impl AccountState {
 
 /// The accounts from which one run draws, and what its request in flight has reserved in each.
 #[derive(Debug)]
-pub(crate) struct Spending {
-    own: Arc<Account>,
+pub(crate) struct RunBudgetAccounts {
+    own: Arc<BudgetAccount>,
     /// The run's own account and its ancestors, each once, in the order of their addresses. All requests lock accounts
     /// in this order, so none waits for another one for ever.
-    holdings: Vec<Holding>,
-    quote: Quote,
+    holdings: Vec<BudgetReservation>,
+    quote: RequestCostQuote,
 }
 
 /// What a run holds of one account.
 #[derive(Debug)]
-struct Holding {
-    account: Arc<Account>,
-    reserved: Amounts,
+struct BudgetReservation {
+    account: Arc<BudgetAccount>,
+    reserved: BudgetAmounts,
     /// The budget of which 80 % were reported as spent.
     reported: Option<Budget>,
 }
 
-impl Spending {
-    pub(crate) fn new(own: Account) -> Self {
+impl RunBudgetAccounts {
+    pub(crate) fn new(own: BudgetAccount) -> Self {
         let own = Arc::new(own);
         let mut accounts = Vec::new();
         own.add_to(&mut accounts);
         accounts.sort_by_key(Arc::as_ptr);
         accounts.dedup_by(|one, other| Arc::ptr_eq(one, other));
-        let holding = |account| Holding { account, reserved: Amounts::default(), reported: None };
-        Self { own, holdings: accounts.into_iter().map(holding).collect(), quote: Quote::default() }
+        let holding =
+            |account| BudgetReservation { account, reserved: BudgetAmounts::default(), reported: None };
+        Self {
+            own,
+            holdings: accounts.into_iter().map(holding).collect(),
+            quote: RequestCostQuote::default(),
+        }
     }
 
     /// Returns the run's own account.
-    pub(crate) fn own(&self) -> &Arc<Account> {
+    pub(crate) fn own(&self) -> &Arc<BudgetAccount> {
         &self.own
     }
 
@@ -364,11 +369,11 @@ impl Spending {
     }
 
     /// Reserves a request in all accounts, or returns the report of one that refuses it.
-    pub(crate) fn reserve(&mut self, quote: Quote) -> Result<(), Box<BudgetReport>> {
+    pub(crate) fn reserve(&mut self, quote: RequestCostQuote) -> Result<(), Box<BudgetReport>> {
         self.release();
         let accounts: Vec<_> = self.holdings.iter().map(|holding| Arc::clone(&holding.account)).collect();
         let mut states: Vec<_> = accounts.iter().map(|account| lock(&account.state)).collect();
-        let is_own = |account: &Arc<Account>| Arc::ptr_eq(account, &self.own);
+        let is_own = |account: &Arc<BudgetAccount>| Arc::ptr_eq(account, &self.own);
         let refusing = accounts.iter().zip(&states).filter(|(_, state)| state.refuses(&quote));
         if let Some((account, state)) = refusing.max_by_key(|(account, _)| is_own(account)) {
             return Err(Box::new(state.report(!is_own(account))));
@@ -383,7 +388,7 @@ impl Spending {
 
     /// Charges a request that is sent, also one that the retry policy sends again.
     pub(crate) fn sent(&mut self) {
-        for Holding { account, reserved, .. } in &mut self.holdings {
+        for BudgetReservation { account, reserved, .. } in &mut self.holdings {
             let mut state = lock(&account.state);
             state.spent.add(1, Usage::default());
             state.take_back(reserved, [0, 0, 1]);
@@ -394,7 +399,7 @@ impl Spending {
     pub(crate) fn charge(&mut self, usage: Usage, model: &str) -> Vec<BudgetReport> {
         let usage = Usage { cost: usage.cost.or(self.quote.is_free().then_some(0.0)), ..usage };
         let output_cost = usage.output as f64 * self.quote.rates.map_or(0.0, |(_, output)| output);
-        for Holding { account, reserved, .. } in &mut self.holdings {
+        for BudgetReservation { account, reserved, .. } in &mut self.holdings {
             let mut state = lock(&account.state);
             state.spent.add(0, usage);
             state.take_back(reserved, amounts(0, &usage));
@@ -410,7 +415,7 @@ impl Spending {
     /// Returns a report of each account of which 80 % are now spent, once.
     pub(crate) fn reports(&mut self) -> Vec<BudgetReport> {
         let mut reports = Vec::new();
-        for Holding { account, reported, .. } in &mut self.holdings {
+        for BudgetReservation { account, reported, .. } in &mut self.holdings {
             let state = lock(&account.state);
             if state.is_near() && reported.replace(state.budget) != Some(state.budget) {
                 reports.push(state.report(!Arc::ptr_eq(account, &self.own)));
@@ -421,21 +426,21 @@ impl Spending {
 
     /// Releases the rest of the reservation, because the request has ended.
     pub(crate) fn release(&mut self) {
-        for Holding { account, reserved, .. } in &mut self.holdings {
-            if *reserved != Amounts::default() {
+        for BudgetReservation { account, reserved, .. } in &mut self.holdings {
+            if *reserved != BudgetAmounts::default() {
                 lock(&account.state).take_back(reserved, [u64::MAX; 3]);
             }
         }
     }
 }
 
-impl Drop for Spending {
+impl Drop for RunBudgetAccounts {
     fn drop(&mut self) {
         self.release();
     }
 }
 
-fn plus(one: Amounts, other: Amounts) -> Amounts {
+fn plus(one: BudgetAmounts, other: BudgetAmounts) -> BudgetAmounts {
     std::array::from_fn(|index| one[index].saturating_add(other[index]))
 }
 
@@ -451,7 +456,7 @@ fn less(all: Usage, part: Usage) -> Usage {
     left
 }
 
-pub(crate) fn amounts(requests: u64, usage: &Usage) -> Amounts {
+pub(crate) fn amounts(requests: u64, usage: &Usage) -> BudgetAmounts {
     [nano(usage.cost.unwrap_or_default()), usage.total(), requests]
 }
 
@@ -463,9 +468,9 @@ fn nano(usd: f64) -> u64 {
 mod inspection {
     use super::*;
 
-    impl Account {
+    impl BudgetAccount {
         /// Returns what was spent and what is reserved.
-        pub(crate) fn amounts(&self) -> (Amounts, Amounts) {
+        pub(crate) fn amounts(&self) -> (BudgetAmounts, BudgetAmounts) {
             let state = lock(&self.state);
             (state.spent_amounts(), state.reserved)
         }

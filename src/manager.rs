@@ -65,25 +65,25 @@ use std::{
 };
 
 pub use approvals::{Approval, ApprovalId, DecisionPlace};
-pub(crate) use closing::Description;
+pub(crate) use closing::TitleOrLabels;
 
 pub use closing::Shutdown;
 pub use event::{Activity, Listed, ManagerEvent, ManagerSnapshot, OpenSession, Presence};
 use limits::TurnLimits;
-use opening::{Beginning, OpenedBy};
+use opening::{ConversationSource, OpenedBy};
 pub use opening::{OpenOptions, OpenedSession};
 pub use recovery::{Recovered, Sweep};
-use recovery::{RecoverySettings, SweepState};
+use recovery::{RecoverySettings, RecoverySweepState};
 use registry::OpenConversations;
 pub use titles::{TitleGenerator, Titles};
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    agent::InFlight,
+    agent::StopPolicy,
     message::{Timestamp, UsageSum},
     provider::Registry,
     run::Error,
-    session::{Session, Setup, check_title},
+    session::{Session, SessionSetup, check_title},
     store::{
         ConversationId, Filter, Found, IntoStore, Labels, Listing, Owner, Page, Position, Store, StoreError,
         Summary,
@@ -134,7 +134,7 @@ struct ManagerShared {
     store: Arc<dyn Store>,
     owner: Owner,
     /// The settings of all sessions.
-    setup: Arc<Setup>,
+    setup: Arc<SessionSetup>,
     registry_of_models: Registry,
     close_timeout: Duration,
     decide_timeout: Option<Duration>,
@@ -144,7 +144,7 @@ struct ManagerShared {
     feed_limits: FeedLimits,
     sessions: Mutex<OpenConversations>,
     shutting: CancellationToken,
-    recovery: SweepState,
+    recovery: RecoverySweepState,
 }
 
 impl ManagerShared {
@@ -198,7 +198,7 @@ impl ManagerShared {
 #[derive(Debug)]
 #[must_use = "a builder does nothing before `build`"]
 pub struct ManagerBuilder {
-    store: Debugless,
+    store: StoreDebugWrapper,
     owner: Option<Owner>,
     registry: Option<Registry>,
     idle_shutdown: Option<Duration>,
@@ -215,9 +215,9 @@ pub struct ManagerBuilder {
 }
 
 /// A wrapper around a store, with which types that contain a store can derive `Debug`.
-struct Debugless(Arc<dyn Store>);
+struct StoreDebugWrapper(Arc<dyn Store>);
 
-impl fmt::Debug for Debugless {
+impl fmt::Debug for StoreDebugWrapper {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Store")
     }
@@ -345,7 +345,7 @@ impl Manager {
     /// Returns a builder for a manager whose conversations are stored in `store`.
     pub fn builder(store: impl IntoStore) -> ManagerBuilder {
         ManagerBuilder {
-            store: Debugless(store.into_store()),
+            store: StoreDebugWrapper(store.into_store()),
             owner: None,
             registry: None,
             idle_shutdown: Some(Duration::from_mins(5)),
@@ -369,7 +369,9 @@ impl Manager {
     /// Returns [`ErrorKind::ShutDown`](crate::ErrorKind::ShutDown), [`ErrorKind::NoRoom`](crate::ErrorKind::NoRoom), or
     /// an error of [`SessionBuilder::create`](crate::session::SessionBuilder::create).
     pub async fn create(&self, start: impl Into<OpenOptions>) -> Result<OpenedSession, Error> {
-        self.0.open(ConversationId::generate(), start.into(), Beginning::Generated, OpenedBy::User).await
+        self.0
+            .open(ConversationId::generate(), start.into(), ConversationSource::Generated, OpenedBy::User)
+            .await
     }
 
     /// Starts a new conversation with this id.
@@ -384,7 +386,7 @@ impl Manager {
         id: &ConversationId,
         start: impl Into<OpenOptions>,
     ) -> Result<OpenedSession, Error> {
-        self.0.open(id.clone(), start.into(), Beginning::Named, OpenedBy::User).await
+        self.0.open(id.clone(), start.into(), ConversationSource::Named, OpenedBy::User).await
     }
 
     /// Opens a stored conversation, or returns its session if it is already open.
@@ -403,7 +405,7 @@ impl Manager {
         id: &ConversationId,
         start: impl Into<OpenOptions>,
     ) -> Result<OpenedSession, Error> {
-        self.0.open(id.clone(), start.into(), Beginning::Stored, OpenedBy::User).await
+        self.0.open(id.clone(), start.into(), ConversationSource::Stored, OpenedBy::User).await
     }
 
     /// Opens the conversation with this id if it exists, and creates it otherwise.
@@ -418,7 +420,7 @@ impl Manager {
         id: &ConversationId,
         start: impl Into<OpenOptions>,
     ) -> Result<OpenedSession, Error> {
-        self.0.open(id.clone(), start.into(), Beginning::Either, OpenedBy::User).await
+        self.0.open(id.clone(), start.into(), ConversationSource::Either, OpenedBy::User).await
     }
 
     /// Ends the session with this id. The conversation stays in the store. Closing a conversation that is not open
@@ -436,7 +438,7 @@ impl Manager {
     /// - [`ErrorKind::Deadline`](crate::ErrorKind::Deadline): the session is closed and saved, but aborted
     ///   tools are still running.
     pub async fn close(&self, id: &ConversationId) -> Result<(), Error> {
-        self.0.close(id, InFlight::Keep).await
+        self.0.close(id, StopPolicy::Keep).await
     }
 
     /// Ends the session with this id like [`close`](Manager::close), but cancels a run in flight.
@@ -447,7 +449,7 @@ impl Manager {
     ///
     /// Returns the errors of [`close`](Manager::close).
     pub async fn close_discarding(&self, id: &ConversationId) -> Result<(), Error> {
-        self.0.close(id, InFlight::Discard).await
+        self.0.close(id, StopPolicy::Discard).await
     }
 
     /// Ends the session of a conversation and deletes the conversation from the store, with those of its
@@ -504,7 +506,7 @@ impl Manager {
     /// If the future is dropped, the call no longer waits. If an open session already shows the title, the title is
     /// stored nevertheless.
     pub async fn rename(&self, id: &ConversationId, title: Option<&str>) -> Result<(), Error> {
-        self.describe(id, Description::Title(title.map(Arc::from)), || ready(Ok(()))).await
+        self.describe(id, TitleOrLabels::Title(title.map(Arc::from)), || ready(Ok(()))).await
     }
 
     /// Replaces the labels of a conversation, whether or not it is open, and those of its sub-agents. If the call fails
@@ -522,7 +524,7 @@ impl Manager {
     ///
     /// As for [`rename`](Manager::rename).
     pub async fn set_labels(&self, id: &ConversationId, labels: Labels) -> Result<(), Error> {
-        self.describe(id, Description::Labels(labels), || ready(Ok(()))).await
+        self.describe(id, TitleOrLabels::Labels(labels), || ready(Ok(()))).await
     }
 
     /// Sets the title or the labels of a conversation, like [`rename`](Self::rename). Before each attempt, `check` decides
@@ -530,10 +532,10 @@ impl Manager {
     pub(crate) async fn describe<F: Future<Output = Result<(), Error>>>(
         &self,
         id: &ConversationId,
-        change: Description,
+        change: TitleOrLabels,
         check: impl Fn() -> F,
     ) -> Result<(), Error> {
-        if let Description::Title(title) = &change {
+        if let TitleOrLabels::Title(title) = &change {
             check_title(title.as_deref())?;
         }
         self.0.describe(id, change, check).await
@@ -712,7 +714,7 @@ impl Manager {
 struct WeakManager(Weak<ManagerShared>);
 
 /// A future that returns the point in the stream of events at which a subscription begins.
-type Attaching = Pin<
+type ManagerSubscriptionFuture = Pin<
     Box<
         dyn Future<Output = Result<SubscriptionStart<ManagerSnapshot, ManagerEvent>, End<ManagerSnapshot>>>
             + Send,
@@ -720,7 +722,7 @@ type Attaching = Pin<
 >;
 
 impl SnapshotSource<ManagerSnapshot, ManagerEvent> for WeakManager {
-    fn attach(&self, after: Option<EventId>) -> Attaching {
+    fn attach(&self, after: Option<EventId>) -> ManagerSubscriptionFuture {
         let attached = match self.0.upgrade() {
             None => Err(End { reason: EndReason::HandlesDropped, snapshot: None }),
             Some(inner) => {

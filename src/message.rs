@@ -49,13 +49,13 @@ pub use source::Source;
 pub use stop::StopReason;
 pub use usage::{Purpose, RequestEnd, Usage, UsageRow, UsageSum};
 
-pub(crate) use cleared::{ClearedFor, cleared};
+pub(crate) use cleared::{ClearingReason, cleared};
 pub(crate) use estimate::text_tokens;
 pub(crate) use id::text_id;
 
 pub(crate) use content::{map_weight, member_weight, value_weight};
 pub(crate) use history::{answer_open_tool_uses, check_step};
-pub(crate) use source::{SMALL, StoredForm, in_form, share, shared, text_with_files};
+pub(crate) use source::{SMALL, StoredAttachmentForm, in_form, share, shared, text_with_files};
 
 use std::{fmt, sync::Arc};
 

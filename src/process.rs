@@ -60,7 +60,7 @@ impl Process {
         #[cfg(unix)]
         std::os::unix::process::CommandExt::process_group(&mut command, 0);
         #[cfg(target_os = "linux")]
-        let mark = leftovers::Mark::set(&mut command);
+        let mark = leftovers::ProcessEnvironmentMark::set(&mut command);
         let mut child = command.spawn()?;
         let (Some(stdin), Some(stdout), Some(stderr)) =
             (child.stdin.take(), child.stdout.take(), child.stderr.take())

@@ -83,7 +83,7 @@ use std::{
 
 use async_trait::async_trait;
 pub use builder::SessionBuilder;
-use command::{Begun, Command, Reply, Stop};
+use command::{SessionReplyTx, SessionTaskCommand, StartedRun, StopSession};
 use error::of_agent;
 
 pub(crate) use error::{check_title, damaged_turn};
@@ -92,23 +92,23 @@ pub(crate) use loading::closed;
 pub use outcome::PromptOutcome;
 pub use perform::{SessionAnswer, SessionCommand};
 pub use run_guard::RunGuard;
+pub(crate) use shared::SessionSetup;
 use shared::SessionShared;
-pub(crate) use shared::Setup;
 pub use snapshot::SessionSnapshot;
 use subscription::ControllerHold;
 pub use subscription::{Guard, Mode, SessionSubscription};
-pub(crate) use tenure::Tenure;
+pub(crate) use tenure::ConversationLease;
 use tokio::{sync::mpsc, time::Instant};
-pub(crate) use watcher::{Notice, Watcher};
+pub(crate) use watcher::{SessionNotice, SessionWatcher};
 
 use crate::{
     actor,
-    agent::{Agent, Durable, FollowTarget, InFlight, RunRequest, RunTarget, Running, Snapshot, Status},
+    agent::{Agent, Durable, FollowTarget, RunRequest, RunTarget, Running, Snapshot, Status, StopPolicy},
     message::{History, UsageRow},
     run::{Accepted, Error, ErrorKind, Prompt, Response, RunAt, RunSpec},
     store::{ConversationId, IntoStore, Labels, StoreError},
     subscription::{End, EndReason, EventId, SnapshotSource, Subscription, SubscriptionStart},
-    telemetry::Caller,
+    telemetry::CallerSpan,
     tree::{NodeId, Tree},
 };
 
@@ -144,7 +144,7 @@ use crate::{
 /// then discarded. Nothing else is lost.
 #[derive(Clone)]
 pub struct Session {
-    commands: mpsc::Sender<Box<Command>>,
+    commands: mpsc::Sender<Box<SessionTaskCommand>>,
     shared: Arc<SessionShared>,
 }
 
@@ -154,7 +154,7 @@ pub struct Session {
 /// [extensions](crate::tool::Extensions).
 #[derive(Clone)]
 pub struct WeakSession {
-    commands: mpsc::WeakSender<Box<Command>>,
+    commands: mpsc::WeakSender<Box<SessionTaskCommand>>,
     shared: Arc<SessionShared>,
 }
 
@@ -186,9 +186,9 @@ impl Session {
     }
 
     /// Starts a run at another place than the end of the path.
-    async fn begin(&self, spec: RunSpec) -> Result<Begun, Error> {
-        let caller = Caller::current();
-        self.call(|reply| Command::Begin(spec, caller, reply)).await?
+    async fn begin(&self, spec: RunSpec) -> Result<StartedRun, Error> {
+        let caller = CallerSpan::current();
+        self.call(|reply| SessionTaskCommand::Begin(spec, caller, reply)).await?
     }
 
     /// Moves the path so that it passes through `node`. Below `node`, the path follows the children that were last
@@ -203,7 +203,7 @@ impl Session {
     /// whose run has failed, or whose answer was erased.
     pub async fn navigate(&self, node: impl Into<Option<NodeId>>) -> Result<(), Error> {
         let node = node.into();
-        self.call(|reply| Command::Navigate(node, reply)).await?
+        self.call(|reply| SessionTaskCommand::Navigate(node, reply)).await?
     }
 
     /// Returns a copy of the tree in constant time. The copy shares its data with the session.
@@ -212,7 +212,7 @@ impl Session {
     ///
     /// Returns [`ErrorKind::Ended`] if the session has ended.
     pub async fn tree(&self) -> Result<Tree, Error> {
-        self.call(Command::Tree).await
+        self.call(SessionTaskCommand::Tree).await
     }
 
     /// Sets the title of the conversation. `None` removes the title.
@@ -228,7 +228,7 @@ impl Session {
     pub async fn set_title(&self, title: Option<&str>) -> Result<(), Error> {
         check_title(title)?;
         let title = title.map(Arc::from);
-        self.call(|reply| Command::SetTitle(title, reply)).await
+        self.call(|reply| SessionTaskCommand::SetTitle(title, reply)).await
     }
 
     /// Returns the labels of the conversation.
@@ -237,7 +237,7 @@ impl Session {
     ///
     /// Returns [`ErrorKind::Ended`] if the session has ended.
     pub async fn labels(&self) -> Result<Labels, Error> {
-        self.call(Command::Labels).await
+        self.call(SessionTaskCommand::Labels).await
     }
 
     /// Replaces the labels of the conversation.
@@ -259,12 +259,12 @@ impl Session {
 
     /// Replaces the labels, also those of a sub-agent.
     pub(crate) async fn relabel(&self, labels: Labels) -> Result<(), Error> {
-        self.call(|reply| Command::SetLabels(labels, reply)).await
+        self.call(|reply| SessionTaskCommand::SetLabels(labels, reply)).await
     }
 
     /// Starts to store the conversation, if the store does not have it. Otherwise, it is stored with its first turn.
     pub(crate) async fn store(&self) -> Result<(), Error> {
-        self.call(Command::Store).await
+        self.call(SessionTaskCommand::Store).await
     }
 
     /// Erases a message and all messages below it: from the tree, from the agent's history, from the events that are
@@ -299,7 +299,7 @@ impl Session {
         }
         let limit = self.shared.setup.end_timeout;
         self.flush(limit).await?;
-        let erased = self.call(|reply| Command::Erase(node, reply)).await?;
+        let erased = self.call(|reply| SessionTaskCommand::Erase(node, reply)).await?;
         if erased.as_ref().is_err_and(|error| error.kind() != ErrorKind::UnknownNode) {
             return erased;
         }
@@ -313,7 +313,7 @@ impl Session {
 
     /// Records the usage of a request that belongs to no turn.
     pub(crate) async fn spent(&self, row: UsageRow) -> Result<(), Error> {
-        self.call(|reply| Command::Spent(row, reply)).await
+        self.call(|reply| SessionTaskCommand::Spent(row, reply)).await
     }
 
     /// Sets a title that was made from the messages, if the conversation has no title. Returns whether the title was set.
@@ -328,7 +328,7 @@ impl Session {
     pub async fn suggest_title(&self, title: &str, of: Option<NodeId>) -> Result<bool, Error> {
         check_title(Some(title))?;
         let title = Arc::from(title);
-        self.call(|reply| Command::SuggestTitle(title, of, reply)).await
+        self.call(|reply| SessionTaskCommand::SuggestTitle(title, of, reply)).await
     }
 
     /// Returns the title of the conversation.
@@ -337,7 +337,7 @@ impl Session {
     ///
     /// Returns [`ErrorKind::Ended`] if the session has ended.
     pub async fn title(&self) -> Result<Option<Arc<str>>, Error> {
-        self.call(Command::Title).await
+        self.call(SessionTaskCommand::Title).await
     }
 
     /// Returns the complete state of the session at this moment.
@@ -346,7 +346,7 @@ impl Session {
     ///
     /// Returns [`ErrorKind::Ended`] if the session has ended. [`Session::end`] then returns the last snapshot.
     pub async fn snapshot(&self) -> Result<SessionSnapshot, Error> {
-        self.call(Command::Snapshot).await
+        self.call(SessionTaskCommand::Snapshot).await
     }
 
     /// Returns a subscription. It starts with a snapshot, and the events continue from the snapshot without a gap or
@@ -427,7 +427,7 @@ impl Session {
         // The controller is counted before the snapshot is taken, so that the session does not end in between.
         let hold = (mode == Mode::Controller)
             .then(|| ControllerHold::new(Arc::clone(&self.shared), self.commands.clone()));
-        let attachment = self.call(|reply| Command::Subscribe(after, reply)).await?;
+        let attachment = self.call(|reply| SessionTaskCommand::Subscribe(after, reply)).await?;
         let source = Box::new(self.downgrade());
         let events = match after {
             Some(seen) => Subscription::resumed(source, seen, attachment),
@@ -451,11 +451,11 @@ impl Session {
     /// If the future is dropped, only the wait ends.
     pub async fn flush(&self, deadline: Duration) -> Result<(), Error> {
         let until = Instant::now().checked_add(deadline);
-        let flush = self.call(|reply| Command::Flush(until, reply));
+        let flush = self.call(|reply| SessionTaskCommand::Flush(until, reply));
         if let Ok(flushed) = tokio::time::timeout(deadline, flush).await {
             return flushed;
         }
-        match self.call(Command::Unsaved).await? {
+        match self.call(SessionTaskCommand::Unsaved).await? {
             None => Ok(()),
             Some(unsaved) => Err(unsaved.after(deadline)),
         }
@@ -476,7 +476,7 @@ impl Session {
     /// - [`ErrorKind::Deadline`] names aborted tools that are still running. Everything is saved nevertheless.
     /// - [`ErrorKind::Ended`] if the session's task was killed earlier. The session's last state is then unknown.
     pub async fn stop(&self, deadline: Duration) -> Result<(), Error> {
-        self.end_within(deadline, InFlight::Keep).await
+        self.end_within(deadline, StopPolicy::Keep).await
     }
 
     /// Ends the session like [`stop`](Session::stop), but [cancels](Session::cancel) a run in flight.
@@ -488,11 +488,11 @@ impl Session {
     ///
     /// Returns the errors of [`stop`](Session::stop).
     pub async fn stop_discarding(&self, deadline: Duration) -> Result<(), Error> {
-        self.end_within(deadline, InFlight::Discard).await
+        self.end_within(deadline, StopPolicy::Discard).await
     }
 
-    pub(crate) async fn end_within(&self, deadline: Duration, in_flight: InFlight) -> Result<(), Error> {
-        let stop = |reply| Command::Stop(Stop { deadline, in_flight, reply });
+    pub(crate) async fn end_within(&self, deadline: Duration, in_flight: StopPolicy) -> Result<(), Error> {
+        let stop = |reply| SessionTaskCommand::Stop(StopSession { deadline, in_flight, reply });
         if let Ok(stopped) = self.call(stop).await {
             return stopped;
         }
@@ -522,7 +522,7 @@ impl Session {
         self.drain();
         // The result is ignored: the session is ended in any case, after it rests or after the grace.
         let _ = tokio::time::timeout(grace, self.rest()).await;
-        self.end_within(limit, InFlight::Leave).await
+        self.end_within(limit, StopPolicy::Leave).await
     }
 
     /// Waits until the session is idle or paused.
@@ -541,7 +541,7 @@ impl Session {
     ///
     /// Returns [`ErrorKind::Ended`] if the session has ended.
     pub async fn sleep(&self) -> Result<bool, Error> {
-        self.call(Command::Sleep).await
+        self.call(SessionTaskCommand::Sleep).await
     }
 
     /// Refuses new prompts and branches with [`ErrorKind::Draining`] from now on. Active work continues.
@@ -601,7 +601,10 @@ impl Session {
     }
 
     /// Sends a command and waits for its reply.
-    async fn call<T>(&self, command: impl FnOnce(Reply<T>) -> Command) -> Result<T, Error> {
+    async fn call<T>(
+        &self,
+        command: impl FnOnce(SessionReplyTx<T>) -> SessionTaskCommand,
+    ) -> Result<T, Error> {
         match actor::call(&self.commands, |reply| Box::new(command(reply))).await {
             Some(answer) => Ok(answer),
             None => Err(self.over().await),
@@ -622,10 +625,12 @@ impl Session {
             Ok(value) => Ok(value),
             // The agent has ended, but the session may not have noticed this yet. The session checks whether its agent
             // has ended before it executes a command, and then ends instead of executing the command.
-            Err(error) if error.kind() == ErrorKind::Ended => match self.call(Command::Title).await {
-                Ok(_) => Err(self.over().await),
-                Err(ended) => Err(ended),
-            },
+            Err(error) if error.kind() == ErrorKind::Ended => {
+                match self.call(SessionTaskCommand::Title).await {
+                    Ok(_) => Err(self.over().await),
+                    Err(ended) => Err(ended),
+                }
+            }
             Err(error) => Err(of_agent(error)),
         }
     }
@@ -725,11 +730,11 @@ impl WeakSession {
 }
 
 impl SnapshotSource<SessionSnapshot, SessionEvent> for WeakSession {
-    fn attach(&self, after: Option<EventId>) -> Attaching {
+    fn attach(&self, after: Option<EventId>) -> SessionSubscriptionFuture {
         let weak = self.clone();
         Box::pin(async move {
             let commands = weak.upgrade().map(|session| session.commands);
-            let subscribe = |reply| Box::new(Command::Subscribe(after, reply));
+            let subscribe = |reply| Box::new(SessionTaskCommand::Subscribe(after, reply));
             match actor::call_weakly(commands, &weak.shared.termination, subscribe).await {
                 Some(attachment) => Ok(attachment),
                 None => Err(weak.shared.termination.ended().await),
@@ -739,7 +744,7 @@ impl SnapshotSource<SessionSnapshot, SessionEvent> for WeakSession {
 }
 
 /// A future that returns the point in the stream of events at which a subscription begins.
-type Attaching = Pin<
+type SessionSubscriptionFuture = Pin<
     Box<
         dyn Future<Output = Result<SubscriptionStart<SessionSnapshot, SessionEvent>, End<SessionSnapshot>>>
             + Send,

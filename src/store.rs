@@ -83,7 +83,7 @@ pub use sqlite::SqliteStore;
 pub(crate) use traits::StoreTraits;
 pub use transfer::{Copied, CopyOptions, copy, copy_one};
 pub use turn::TurnSummary;
-pub(crate) use turn::{StoredTurn, TurnChange, Turns, Undecidable};
+pub(crate) use turn::{InapplicableDecision, StoredTurn, TurnChange, Turns};
 pub use write::Owner;
 pub(crate) use write::{Epoch, Lease, Version, Write};
 

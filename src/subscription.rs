@@ -286,7 +286,7 @@ pub enum EndReason {
 
 crate::error::debug_as_chain!(EndReason);
 
-type BoxFuture<T> = Pin<Box<dyn Future<Output = T> + Send>>;
+type BoxSendFuture<T> = Pin<Box<dyn Future<Output = T> + Send>>;
 
 /// Gives a subscription access to its actor without keeping the actor alive.
 pub(crate) trait SnapshotSource<S, E>: Send + Sync {
@@ -296,11 +296,11 @@ pub(crate) trait SnapshotSource<S, E>: Send + Sync {
     /// # Errors
     ///
     /// If the actor has ended, the error is the actor's end.
-    fn attach(&self, after: Option<EventId>) -> BoxFuture<Result<SubscriptionStart<S, E>, End<S>>>;
+    fn attach(&self, after: Option<EventId>) -> BoxSendFuture<Result<SubscriptionStart<S, E>, End<S>>>;
 }
 
 /// Changes the updates of one reader. Returns `None` if the reader needs a fresh snapshot in place of the update.
-pub(crate) type Filter<S, E> = Box<dyn FnMut(Update<S, E>) -> Option<Update<S, E>> + Send + Sync>;
+pub(crate) type UpdateFilter<S, E> = Box<dyn FnMut(Update<S, E>) -> Option<Update<S, E>> + Send + Sync>;
 
 /// The beginning of a subscription: a point in an actor's stream of events, and the events that follow it.
 pub(crate) struct SubscriptionStart<S, E> {
@@ -354,7 +354,7 @@ pub struct Subscription<S, E> {
     reader: Option<FeedReader<S, E>>,
     /// The future that waits for the next update. It is created when the stream is polled. After the wait, it is kept
     /// so that its memory can be reused.
-    waiting: Option<Waiting<S, E>>,
+    waiting: Option<NextUpdateFuture<S, E>>,
 }
 
 /// The position of a subscription in the actor's events.
@@ -364,13 +364,13 @@ struct FeedReader<S, E> {
     resync: Option<(Arc<S>, EventId)>,
     last: EventId,
     backlog: VecDeque<Numbered<E>>,
-    state: ReaderState<E>,
-    filter: Option<Filter<S, E>>,
+    state: FeedReaderState<E>,
+    filter: Option<UpdateFilter<S, E>>,
 }
 
-type Waiting<S, E> = ReusableBoxFuture<'static, (FeedReader<S, E>, Option<Update<S, E>>)>;
+type NextUpdateFuture<S, E> = ReusableBoxFuture<'static, (FeedReader<S, E>, Option<Update<S, E>>)>;
 
-enum ReaderState<E> {
+enum FeedReaderState<E> {
     Live(broadcast::Receiver<Numbered<E>>),
     /// The reader has lost its place in the stream and must attach to the actor again. If `replay` is set, it asks to
     /// continue after the last event, otherwise it asks for a snapshot.
@@ -383,8 +383,14 @@ enum ReaderState<E> {
 impl<S: Send + Sync + 'static, E: Send + Sync + 'static> Subscription<S, E> {
     pub(crate) fn new(source: Box<dyn SnapshotSource<S, E>>, attachment: SubscriptionStart<S, E>) -> Self {
         let SubscriptionStart { snapshot, last, backlog, live } = attachment;
-        let reader =
-            FeedReader { source, resync: None, last, backlog, state: ReaderState::Live(live), filter: None };
+        let reader = FeedReader {
+            source,
+            resync: None,
+            last,
+            backlog,
+            state: FeedReaderState::Live(live),
+            filter: None,
+        };
         Self { snapshot, last, reader: Some(reader), waiting: None }
     }
 
@@ -398,13 +404,19 @@ impl<S: Send + Sync + 'static, E: Send + Sync + 'static> Subscription<S, E> {
         let SubscriptionStart { snapshot, last, backlog, live } = attachment;
         let resync = snapshot.map(|snapshot| (snapshot, last));
         // Until the reader gets the snapshot, the last event that it has seen is `seen`.
-        let reader =
-            FeedReader { source, resync, last: seen, backlog, state: ReaderState::Live(live), filter: None };
+        let reader = FeedReader {
+            source,
+            resync,
+            last: seen,
+            backlog,
+            state: FeedReaderState::Live(live),
+            filter: None,
+        };
         Self { snapshot: None, last: seen, reader: Some(reader), waiting: None }
     }
 
     /// Filters the snapshot and all updates of a subscription that was not read yet.
-    pub(crate) fn filtered(mut self, mut filter: Filter<S, E>) -> Self {
+    pub(crate) fn filtered(mut self, mut filter: UpdateFilter<S, E>) -> Self {
         if let Some(snapshot) = self.snapshot.take()
             && let Some(Update::Resync(seen)) = filter(Update::Resync(snapshot))
         {
@@ -477,7 +489,7 @@ impl<S, E: Send + Sync + 'static> FeedReader<S, E> {
                 return Some(seen);
             }
             self.backlog.clear();
-            self.state = ReaderState::Lost { replay: false };
+            self.state = FeedReaderState::Lost { replay: false };
         }
     }
 
@@ -492,33 +504,33 @@ impl<S, E: Send + Sync + 'static> FeedReader<S, E> {
                 return Some(Update::Event(event));
             }
             match &mut self.state {
-                ReaderState::Live(live) => match live.recv().await {
+                FeedReaderState::Live(live) => match live.recv().await {
                     Ok(event) => {
                         self.last = event.id;
                         return Some(Update::Event(event));
                     }
-                    Err(RecvError::Lagged(_)) => self.state = ReaderState::Lost { replay: false },
+                    Err(RecvError::Lagged(_)) => self.state = FeedReaderState::Lost { replay: false },
                     // Either the actor has ended, or the channel was replaced. The reader attaches to the actor again
                     // to find out.
-                    Err(RecvError::Closed) => self.state = ReaderState::Lost { replay: true },
+                    Err(RecvError::Closed) => self.state = FeedReaderState::Lost { replay: true },
                 },
-                ReaderState::Lost { replay } => {
+                FeedReaderState::Lost { replay } => {
                     let after = replay.then_some(self.last);
                     let attachment = match self.source.attach(after).await {
                         Ok(attachment) => attachment,
                         Err(end) => {
-                            self.state = ReaderState::Closed;
+                            self.state = FeedReaderState::Closed;
                             return Some(Update::Closed(end));
                         }
                     };
                     let SubscriptionStart { snapshot, last, backlog, live } = attachment;
-                    (self.backlog, self.state) = (backlog, ReaderState::Live(live));
+                    (self.backlog, self.state) = (backlog, FeedReaderState::Live(live));
                     if let Some(snapshot) = snapshot {
                         self.last = last;
                         return Some(Update::Resync(snapshot));
                     }
                 }
-                ReaderState::Closed => return None,
+                FeedReaderState::Closed => return None,
             }
         }
     }

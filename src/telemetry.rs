@@ -49,15 +49,15 @@ mod spans;
 pub(crate) use names::finish_reason;
 #[cfg(feature = "otel-metrics")]
 pub use otel::OtelRecorder;
-pub(crate) use request::{RequestFacts, RequestScope, RequestTrace, attempt, attempt_failed};
+pub(crate) use request::{RequestSpanFacts, RequestTelemetryScope, RequestTrace, attempt, attempt_failed};
 pub use settings::{AlreadyConfigured, Capture, CapturedContent, Convention, TelemetrySettings, configure};
 pub use settings::{Recorder, RequestMetrics, RunMetrics, ToolMetrics};
 pub(crate) use settings::{captures, is_on};
 #[cfg(feature = "mcp")]
 pub(crate) use settings::{is_traced, traceparent};
 #[cfg(feature = "mcp")]
-pub(crate) use spans::McpCall;
-pub(crate) use spans::{RunFacts, RunTrace, SaveTraces, ToolTrace, title};
+pub(crate) use spans::McpCallSpanFacts;
+pub(crate) use spans::{RunSpanFacts, RunTrace, SaveTraces, ToolTrace, title};
 
 use tracing::Span;
 
@@ -67,9 +67,9 @@ pub const TARGET: &str = "omni_agent::telemetry";
 /// The span of a caller: the span in which a command was sent, or the span of the run to which an event belongs. It
 /// takes 8 bytes, because each command carries it.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Caller(Option<Box<Span>>);
+pub(crate) struct CallerSpan(Option<Box<Span>>);
 
-impl Caller {
+impl CallerSpan {
     /// Returns the current span, if spans of telemetry are enabled.
     pub(crate) fn current() -> Self {
         if !settings::is_traced() {

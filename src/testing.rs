@@ -135,14 +135,14 @@ pub struct ScriptedProvider {
 struct ScriptState {
     script: Mutex<VecDeque<Step>>,
     /// A function that answers the requests after the end of the script.
-    beyond: Option<Mutex<Beyond>>,
+    beyond: Option<Mutex<FallbackStepFn>>,
     requests: Mutex<Vec<Request>>,
     decisions: Mutex<Vec<Decision>>,
     open: AtomicUsize,
 }
 
-type Beyond = Box<dyn FnMut(&Request) -> Step + Send>;
-type Make = Box<dyn FnOnce(&Request) -> Step + Send>;
+type FallbackStepFn = Box<dyn FnMut(&Request) -> Step + Send>;
+type ScriptStepFn = Box<dyn FnOnce(&Request) -> Step + Send>;
 
 impl ScriptedProvider {
     /// Creates a provider that answers with these steps, in order. A request after the last step fails with an error of
@@ -170,7 +170,7 @@ impl ScriptedProvider {
         Self::made(VecDeque::new(), Some(Mutex::new(Box::new(answer))))
     }
 
-    fn made(script: VecDeque<Step>, beyond: Option<Mutex<Beyond>>) -> Self {
+    fn made(script: VecDeque<Step>, beyond: Option<Mutex<FallbackStepFn>>) -> Self {
         let shared = ScriptState {
             script: Mutex::new(script),
             beyond,
@@ -246,7 +246,7 @@ impl Provider for ScriptedProvider {
         if let Some(error) = step.refuse {
             return Err(error);
         }
-        let state = (step.actions.into_iter(), OpenedScript::new(self.clone()), context);
+        let state = (step.actions.into_iter(), OpenResponseGuard::new(self.clone()), context);
         Ok(Box::pin(stream::unfold(state, |(mut actions, open, context)| async move {
             let item = loop {
                 match actions.next()? {
@@ -272,16 +272,16 @@ impl Provider for ScriptedProvider {
 }
 
 /// A guard that counts a response as streaming until it is dropped.
-struct OpenedScript(ScriptedProvider);
+struct OpenResponseGuard(ScriptedProvider);
 
-impl OpenedScript {
+impl OpenResponseGuard {
     fn new(provider: ScriptedProvider) -> Self {
         provider.shared.open.fetch_add(1, Ordering::SeqCst);
         Self(provider)
     }
 }
 
-impl Drop for OpenedScript {
+impl Drop for OpenResponseGuard {
     fn drop(&mut self) {
         self.0.shared.open.fetch_sub(1, Ordering::SeqCst);
     }
@@ -309,7 +309,7 @@ pub struct Step {
     blocks: usize,
     uses_tools: bool,
     refuse: Option<ProviderError>,
-    make: Option<Make>,
+    make: Option<ScriptStepFn>,
 }
 
 enum ScriptAction {

@@ -111,7 +111,7 @@ mod typed;
 use std::{borrow::Cow, time::Duration};
 
 use async_trait::async_trait;
-pub(crate) use context::{AgentLink, ClockStop, ToolReport};
+pub(crate) use context::{AgentLink, ClockStopGuard, ToolReport};
 pub use context::{Answer, Extensions, ToolContext};
 pub use output::{ToolError, ToolOutput};
 #[cfg(feature = "mcp")]
@@ -125,7 +125,7 @@ pub use set::{ToolSet, ToolSetError};
 pub use typed::{TypedTool, declared_tool, declared_tool_with_schema, tool_fn, tool_fn_with_schema};
 
 use crate::message::{DecisionKind, ToolResult};
-use shared::{WithApproval, WithIdleTimeout, WithReplay, WithTimeout};
+use shared::{ToolWithApproval, ToolWithIdleTimeout, ToolWithReplay, ToolWithTimeout};
 
 /// A function that a model can call.
 ///
@@ -213,7 +213,7 @@ pub trait Tool: Send + Sync + 'static {
     where
         Self: Sized,
     {
-        WithTimeout(self, limit)
+        ToolWithTimeout(self, limit)
     }
 
     /// Returns the time limit of a call of this tool. If it is `None`, which is the default, the agent's limit
@@ -243,7 +243,7 @@ pub trait Tool: Send + Sync + 'static {
     where
         Self: Sized,
     {
-        WithIdleTimeout(self, limit)
+        ToolWithIdleTimeout(self, limit)
     }
 
     /// Returns the longest time that a call of this tool may take without a [progress report](ToolContext::progress),
@@ -272,7 +272,7 @@ pub trait Tool: Send + Sync + 'static {
     where
         Self: Sized,
     {
-        WithApproval(self)
+        ToolWithApproval(self)
     }
 
     /// Returns whether every use of this tool needs an approval. [`needs_approval`](Tool::needs_approval) wraps a tool,
@@ -296,7 +296,7 @@ pub trait Tool: Send + Sync + 'static {
     where
         Self: Sized,
     {
-        WithReplay(self, replay)
+        ToolWithReplay(self, replay)
     }
 
     /// Returns whether a call may be repeated, if the process ended while the call was running. The default is

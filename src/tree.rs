@@ -60,7 +60,7 @@ mod tests;
 
 use std::{fmt, sync::Arc};
 
-use links::{Children, Ids, LinkSlot, Links, Path};
+use links::{Children, NodeIdIndex, NodeLinks, NodeSlot, Path};
 use serde::{Deserialize, Serialize};
 
 use crate::{
@@ -115,10 +115,10 @@ const MAX_UNANSWERED: usize = 16;
 )]
 pub struct Tree {
     nodes: ChunkedList<Node>,
-    links: ChunkedList<Links>,
-    ids: Ids,
-    newest_root: Option<LinkSlot>,
-    path: Option<Ends>,
+    links: ChunkedList<NodeLinks>,
+    ids: NodeIdIndex,
+    newest_root: Option<NodeSlot>,
+    path: Option<PathEnds>,
     /// The messages of the path.
     history: History,
     usage: Usage,
@@ -126,9 +126,9 @@ pub struct Tree {
 
 /// The two ends of the path. The nodes between them are found by following the cursors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Ends {
-    root: LinkSlot,
-    head: LinkSlot,
+struct PathEnds {
+    root: NodeSlot,
+    head: NodeSlot,
 }
 
 impl Tree {
@@ -137,7 +137,7 @@ impl Tree {
         Self {
             nodes: ChunkedList::new(),
             links: ChunkedList::new(),
-            ids: Ids::new(),
+            ids: NodeIdIndex::new(),
             newest_root: None,
             path: None,
             history: History::new(),
@@ -395,24 +395,24 @@ impl Tree {
         self.iter().rev().find(|node| node.message.compaction.is_none())
     }
 
-    fn slot(&self, id: NodeId) -> Option<LinkSlot> {
-        self.ids.index(id, self.len()).map(LinkSlot::new)
+    fn slot(&self, id: NodeId) -> Option<NodeSlot> {
+        self.ids.index(id, self.len()).map(NodeSlot::new)
     }
 
-    fn at(&self, slot: LinkSlot) -> &Node {
+    fn at(&self, slot: NodeSlot) -> &Node {
         self.nodes.get(slot.index()).expect("a slot is made for a node, and nodes stay")
     }
 
-    fn links(&self, slot: LinkSlot) -> &Links {
+    fn links(&self, slot: NodeSlot) -> &NodeLinks {
         self.links.get(slot.index()).expect("every node has its links")
     }
 
-    fn links_mut(&mut self, slot: LinkSlot) -> &mut Links {
+    fn links_mut(&mut self, slot: NodeSlot) -> &mut NodeLinks {
         self.links.get_mut(slot.index()).expect("every node has its links")
     }
 
     /// Returns the newest node among a node and its siblings.
-    fn newest_beside(&self, slot: LinkSlot) -> Option<LinkSlot> {
+    fn newest_beside(&self, slot: NodeSlot) -> Option<NodeSlot> {
         match self.links(slot).parent {
             Some(parent) => self.links(parent).newest,
             None => self.newest_root,
@@ -432,17 +432,17 @@ impl Tree {
 
     /// Adds a node whose id is the next free id, and sets the cursor of its parent to the new node. The path does not
     /// change.
-    fn add(&mut self, node: Node, parent: Option<LinkSlot>) -> LinkSlot {
-        let slot = LinkSlot::new(self.len());
+    fn add(&mut self, node: Node, parent: Option<NodeSlot>) -> NodeSlot {
+        let slot = NodeSlot::new(self.len());
         self.usage += node.usage().copied().unwrap_or_default();
         self.nodes.push(node);
-        self.links.push(Links::alone(slot, parent));
+        self.links.push(NodeLinks::alone(slot, parent));
         self.adopt(slot);
         slot
     }
 
     /// Makes a node the newest and active child of its parent or, if it has no parent, the newest root.
-    fn adopt(&mut self, slot: LinkSlot) {
+    fn adopt(&mut self, slot: NodeSlot) {
         let newest = match self.links(slot).parent {
             Some(parent) => {
                 let parent = self.links_mut(parent);
@@ -458,16 +458,16 @@ impl Tree {
     }
 
     /// Makes a child of the head the new head. If the path is empty, makes a root the head.
-    fn step_onto(&mut self, slot: LinkSlot) {
+    fn step_onto(&mut self, slot: NodeSlot) {
         if self.at(slot).is_outline {
             // The history begins after the last outline.
             self.history = History::new();
-            self.path = Some(Ends { root: slot, head: slot });
+            self.path = Some(PathEnds { root: slot, head: slot });
             return;
         }
         let root = self.path.filter(|_| !self.history.is_empty()).map_or(slot, |path| path.root);
         self.history.push(Arc::clone(self.at(slot).message()));
-        self.path = Some(Ends { root, head: slot });
+        self.path = Some(PathEnds { root, head: slot });
     }
 
     /// Moves to the child of the head that was active last. Returns `false` if there is no such child, or if it is an
@@ -480,7 +480,7 @@ impl Tree {
 
     /// Makes the path end at `target`. First walks up from `target` to a root or to the old head and sets cursors. Then
     /// walks down again and extends the path.
-    fn move_to(&mut self, target: LinkSlot) {
+    fn move_to(&mut self, target: NodeSlot) {
         let head = self.path.map(|path| path.head);
         let mut steps = Vec::new();
         let mut top = target;

@@ -130,16 +130,16 @@ use axum::{Router, http::Method};
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    access::{Action, Agents, Principal, client::Client},
+    access::{Action, Agents, Principal, client::AuthorizedClient},
     manager::Manager,
     setters::setters,
 };
-use access::Hooks;
-use client_ids::ClientIds;
-use feed::ReadLabels;
-use front::readers::Readers;
+use access::WebAccessHooks;
+use client_ids::ClientIdTranslator;
+use feed::LabelsCache;
+use front::readers::WebRunReaders;
 use routes::Route;
-use streams::Loads;
+use streams::PrincipalLoads;
 
 /// The error of a stream whose session can no longer save anything. The conversation may be deleted or damaged, or
 /// another server may have taken it over and continue the answer.
@@ -158,7 +158,7 @@ pub struct Web(Arc<WebShared>);
 #[derive(Debug)]
 struct WebShared {
     manager: Manager,
-    hooks: Hooks,
+    hooks: WebAccessHooks,
     view: View,
     limits: WebLimits,
     models: Vec<String>,
@@ -166,12 +166,12 @@ struct WebShared {
     hosts: Option<HashSet<String>>,
     reveals_owner: bool,
     draining: CancellationToken,
-    loads: Arc<Loads>,
-    read_labels: ReadLabels,
-    client_ids: Option<ClientIds>,
+    loads: Arc<PrincipalLoads>,
+    read_labels: LabelsCache,
+    client_ids: Option<ClientIdTranslator>,
     client_tools: bool,
     ag_ui_runs: ag_ui::AgUiRuns,
-    readers: Readers,
+    readers: WebRunReaders,
 }
 
 /// Settings of a [`Web`].
@@ -248,7 +248,7 @@ impl Web {
     pub fn builder(manager: Manager, access: impl Access, agents: impl Agents) -> WebBuilder {
         WebBuilder(WebShared {
             manager,
-            hooks: Hooks { access: Arc::new(access), agents: Arc::new(agents) },
+            hooks: WebAccessHooks { access: Arc::new(access), agents: Arc::new(agents) },
             view: View::chat(),
             limits: WebLimits::default(),
             models: Vec::new(),
@@ -257,11 +257,11 @@ impl Web {
             reveals_owner: false,
             draining: CancellationToken::new(),
             loads: Arc::default(),
-            read_labels: ReadLabels::default(),
+            read_labels: LabelsCache::default(),
             client_ids: None,
             client_tools: false,
             ag_ui_runs: ag_ui::AgUiRuns::default(),
-            readers: Readers::default(),
+            readers: WebRunReaders::default(),
         })
     }
 

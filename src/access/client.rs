@@ -20,7 +20,7 @@ use crate::{
 
 /// The conversations of a manager, as a principal may use them.
 #[derive(Clone)]
-pub(crate) struct Client {
+pub(crate) struct AuthorizedClient {
     pub(crate) principal: Principal,
     pub(crate) manager: Manager,
     pub(crate) permissions: Arc<dyn Permissions>,
@@ -33,16 +33,16 @@ pub(crate) struct Client {
     pub(crate) is_local: bool,
 }
 
-impl Client {
+impl AuthorizedClient {
     /// Returns a client that is connected by a pipe, to whom all conversations with the labels of its principal belong.
     #[cfg(any(feature = "acp", feature = "mcp-server"))]
     pub(crate) fn local(manager: Manager, agents: impl Agents) -> Self {
-        struct Owned;
-        impl Permissions for Owned {}
+        struct OwnerOfAllConversations;
+        impl Permissions for OwnerOfAllConversations {}
         Self {
             principal: Principal::local(Labels::default()),
             manager,
-            permissions: Arc::new(Owned),
+            permissions: Arc::new(OwnerOfAllConversations),
             agents: Arc::new(agents),
             draining: CancellationToken::new(),
             room_timeout: crate::time::NEVER,

@@ -19,19 +19,19 @@ use futures_util::task::AtomicWaker;
 /// chunk. On a runtime with one thread, these two tasks would then keep waking each other, and a subscriber's task
 /// would never run. So this yield ends only when its own waker is called.
 #[derive(Default)]
-pub(crate) struct OwnWake {
+pub(crate) struct FairYield {
     over: AtomicBool,
     task: AtomicWaker,
 }
 
-impl Wake for OwnWake {
+impl Wake for FairYield {
     fn wake(self: Arc<Self>) {
         self.over.store(true, Ordering::Release);
         self.task.wake();
     }
 }
 
-impl OwnWake {
+impl FairYield {
     pub(crate) fn begin() -> Arc<Self> {
         let own_wake = Arc::new(Self::default());
         let waker = Waker::from(Arc::clone(&own_wake));

@@ -19,8 +19,8 @@ pub(crate) trait Admission: Send + Sync + 'static {
     ///
     /// If the run ends before the future is ready, the future is dropped. The dropped future must leave any queue in
     /// which it waits.
-    fn admit(&self) -> Pin<Box<dyn Future<Output = Permit> + Send>>;
+    fn admit(&self) -> Pin<Box<dyn Future<Output = RequestPermit> + Send>>;
 }
 
 /// A permit to send one request. Dropping the permit releases it.
-pub(crate) type Permit = Box<dyn Any + Send>;
+pub(crate) type RequestPermit = Box<dyn Any + Send>;

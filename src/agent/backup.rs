@@ -83,8 +83,12 @@ impl BackupModel {
     }
 
     /// Resolves the model as [`Config::set_model`] does.
-    pub(super) fn resolve(self, registry: Option<&Registry>, used: &Model) -> Result<Backup, RegistryError> {
-        Ok(Backup { model: self.model.resolve(registry, used)?, causes: self.causes })
+    pub(super) fn resolve(
+        self,
+        registry: Option<&Registry>,
+        used: &Model,
+    ) -> Result<ResolvedBackupModel, RegistryError> {
+        Ok(ResolvedBackupModel { model: self.model.resolve(registry, used)?, causes: self.causes })
     }
 }
 
@@ -96,7 +100,7 @@ impl<M: Into<ModelSpec>> From<M> for BackupModel {
 
 /// A backup model whose name is resolved.
 #[derive(Clone, Debug)]
-pub(crate) struct Backup {
+pub(crate) struct ResolvedBackupModel {
     pub(crate) model: Model,
     causes: Vec<BackupCause>,
 }
@@ -106,7 +110,7 @@ const LONGEST_WAIT: Duration = Duration::from_secs(5);
 
 impl Turn {
     /// Returns the backup model in use. The list can lack it, because a restart can shorten the list.
-    fn backup_in<'a>(&self, config: &'a Config) -> Option<&'a Backup> {
+    fn backup_in<'a>(&self, config: &'a Config) -> Option<&'a ResolvedBackupModel> {
         config.backups().get(usize::from(self.origin.backup?))
     }
 

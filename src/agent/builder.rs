@@ -7,12 +7,13 @@ use futures_channel::mpsc::Sender;
 use tokio::sync::mpsc;
 
 use super::{
-    Admission, Agent, AgentCallbacks, BackupModel, CompactionPolicy, Config, Delivery, Durable, HistoryOwner,
-    RECORD_DELAY, RunEnd, State, StateEdit, Status, TurnInFlight, WeakAgent, Written,
+    Admission, Agent, AgentCallbacks, BackupModel, CommitItem, CompactionPolicy, Config, Durable,
+    HistoryOwner, RECORD_DELAY, RunEnd, State, StateEdit, Status, StoredRecordNumber, TurnInFlight,
+    WeakAgent,
     delegation::ParentCall,
     model_spec::{ModelSpec, choose_model},
-    state::{Extras, check_budget, panicked, refused},
-    task::{AgentShared, OwnerLink, RecordQueue, Setup, SharedBudgets, Task},
+    state::{RareAgentSettings, check_budget, panicked, refused},
+    task::{AgentSetup, AgentShared, AgentTask, OwnerLink, RecordQueue, SharedBudgets},
 };
 use crate::{
     budget::{Budget, SharedBudget},
@@ -63,7 +64,7 @@ pub struct AgentBuilder {
     saved: Option<Box<StoredState>>,
     credentials: Vec<Credentials>,
     compaction: Option<CompactionPolicy>,
-    extras: Option<Arc<Extras>>,
+    extras: Option<Arc<RareAgentSettings>>,
     history: History,
     callbacks: Box<dyn AgentCallbacks>,
     extensions: Extensions,
@@ -72,7 +73,7 @@ pub struct AgentBuilder {
     feed_limits: FeedLimits,
     terminate_timeout: Duration,
     max_staged: u16,
-    commit: Option<Sender<Delivery>>,
+    commit: Option<Sender<CommitItem>>,
     last_run: Option<RunEnd>,
     admission: Option<Arc<dyn Admission>>,
     hold: Option<Arc<dyn OwnerLink>>,
@@ -168,7 +169,7 @@ impl AgentBuilder {
         /// [`handle_tool_use`](AgentCallbacks::handle_tool_use) is asked first. It can reject the use, provide a
         /// result, or approve the use with [`ToolDecision::Approve`](super::ToolDecision::Approve).
         pub fn needs_approval(self, tool: impl Into<String>) {
-            Extras::edit(&mut self.extras).approvals.insert(tool.into());
+            RareAgentSettings::edit(&mut self.extras).approvals.insert(tool.into());
         }
 
         /// Sets the tools and replaces those added before.
@@ -215,7 +216,7 @@ impl AgentBuilder {
         /// the request fails with [`Failure::Budget`](super::Failure::Budget) and is not sent. Requests are never
         /// exceeded, apart from attempts of the retry policy. Tokens and money can be exceeded by the difference
         /// between the real and the reserved use of the requests in flight. A limit in money needs a known price.
-        pub fn budget(self, budget: Budget) { Extras::edit(&mut self.extras).budget = Some(budget) }
+        pub fn budget(self, budget: Budget) { RareAgentSettings::edit(&mut self.extras).budget = Some(budget) }
 
         /// Adds a budget that other agents share. An agent can have several.
         pub fn shared_budget(self, budget: &SharedBudget) {
@@ -278,7 +279,7 @@ impl AgentBuilder {
     /// Sets the channel that receives every event and every record, in order. While the channel is full, the agent
     /// waits, but it still serves all operations. If the receiver is dropped, the agent ends at the next event, and its
     /// turn stays in flight.
-    pub(crate) fn commit_channel(mut self, sender: Sender<Delivery>) -> Self {
+    pub(crate) fn commit_channel(mut self, sender: Sender<CommitItem>) -> Self {
         self.commit = Some(sender);
         self
     }
@@ -345,13 +346,13 @@ impl AgentBuilder {
     /// Panics outside a tokio runtime.
     pub(crate) async fn start_owned(self) -> Result<(Agent, HistoryOwner), Error> {
         let is_recorded = self.records > Durable::Turns || self.in_flight.is_some();
-        let written = is_recorded.then(Arc::<Written>::default);
+        let written = is_recorded.then(Arc::<StoredRecordNumber>::default);
         let agent = self.launch(true, written.clone()).await?;
         let owner = HistoryOwner::new(agent.downgrade(), written);
         Ok((agent, owner))
     }
 
-    async fn launch(self, owned: bool, written: Option<Arc<Written>>) -> Result<Agent, Error> {
+    async fn launch(self, owned: bool, written: Option<Arc<StoredRecordNumber>>) -> Result<Agent, Error> {
         let saved = self.saved.map_or_else(StoredState::default, |saved| *saved);
         let registry = self.registry.as_ref();
         let model = choose_model(self.model, saved.model, registry)?;
@@ -387,7 +388,7 @@ impl AgentBuilder {
             draft.keep_history(&given)?;
         }
 
-        let setup = Setup {
+        let setup = AgentSetup {
             name: self.name,
             extensions,
             tool_limits: self.tool_limits,
@@ -402,7 +403,7 @@ impl AgentBuilder {
         };
         let (core, facts) = self.in_flight.map(|turn| turn.start(&draft.config)).unzip();
         let mut task =
-            Task::new(draft.history, draft.config, setup, weak, Arc::clone(&agent.shared), self.commit);
+            AgentTask::new(draft.history, draft.config, setup, weak, Arc::clone(&agent.shared), self.commit);
         if let Some(written) = written {
             task.keep_records(RecordQueue::new(self.records, self.record_delay, written, facts), core);
         }

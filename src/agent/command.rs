@@ -5,30 +5,31 @@ use std::{any::Any, error::Error as StdError, sync::Arc, time::Duration};
 use tokio::sync::oneshot;
 
 use super::{
-    Accepted, AgentPosition, Asker, Compact, Event, FirstMessage, Prompt, PromptId, Snapshot, State,
-    StateEdit, Status, core::Resume,
+    Accepted, AgentPosition, AskResponseTx, Compact, Event, FirstMessage, Prompt, PromptId, Snapshot, State,
+    StateEdit, Status, core::ResumeDecisions,
 };
 use crate::{
     message::{History, TurnId},
     run::Error,
     subscription::{EventId, SubscriptionStart},
-    telemetry::Caller,
+    telemetry::CallerSpan,
 };
 
-pub(super) type Reply<T> = oneshot::Sender<T>;
-pub(super) type CommandResult<T> = Result<T, Error>;
-pub(super) type Edit = Box<dyn FnOnce(&mut StateEdit) -> Result<(), Box<dyn StdError + Send + Sync>> + Send>;
+pub(super) type AgentReplyTx<T> = oneshot::Sender<T>;
+pub(super) type AgentCommandResult<T> = Result<T, Error>;
+pub(super) type StateEditFn =
+    Box<dyn FnOnce(&mut StateEdit) -> Result<(), Box<dyn StdError + Send + Sync>> + Send>;
 
 /// The command that ends the agent.
-pub(super) struct Stop {
+pub(super) struct StopAgent {
     pub(super) deadline: Duration,
-    pub(super) in_flight: InFlight,
-    pub(super) reply: Reply<CommandResult<()>>,
+    pub(super) in_flight: StopPolicy,
+    pub(super) reply: AgentReplyTx<AgentCommandResult<()>>,
 }
 
 /// The treatment of the turn in flight when the agent ends.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) enum InFlight {
+pub(crate) enum StopPolicy {
     /// The turn is interrupted, so its completed steps are committed.
     #[default]
     Keep,
@@ -40,7 +41,7 @@ pub(crate) enum InFlight {
 }
 
 /// The reply to a subscriber: the point in the stream of events at which its subscription begins.
-pub(super) type AttachmentReply = Reply<SubscriptionStart<Snapshot, Event>>;
+pub(super) type AgentSubscriptionReply = AgentReplyTx<SubscriptionStart<Snapshot, Event>>;
 
 /// An event of the application.
 type AppEvent = Box<dyn Any + Send>;
@@ -49,36 +50,36 @@ type AppEvent = Box<dyn Any + Send>;
 ///
 /// Commands are sent in a box to keep the channel's slots small: tokio allocates the slots in blocks of 32, and even an
 /// idle agent holds one block.
-pub(super) enum Command {
-    Prompt(Prompt, Caller, Reply<CommandResult<Accepted>>),
-    Ask(Prompt, Caller, Asker),
-    Compact(Compact, Caller, Asker),
-    Unstage(PromptId, Reply<CommandResult<Arc<Prompt>>>),
-    Resume(Resume, Reply<CommandResult<()>>),
-    Cancel(Reply<CommandResult<()>>),
+pub(super) enum AgentCommand {
+    Prompt(Prompt, CallerSpan, AgentReplyTx<AgentCommandResult<Accepted>>),
+    Ask(Prompt, CallerSpan, AskResponseTx),
+    Compact(Compact, CallerSpan, AskResponseTx),
+    Unstage(PromptId, AgentReplyTx<AgentCommandResult<Arc<Prompt>>>),
+    Resume(ResumeDecisions, AgentReplyTx<AgentCommandResult<()>>),
+    Cancel(AgentReplyTx<AgentCommandResult<()>>),
     /// If a turn is given, the run is interrupted only while this turn is in flight.
-    Interrupt(Option<TurnId>, Reply<CommandResult<()>>),
-    Notify(AppEvent, Reply<CommandResult<()>>),
-    SetState(Edit, Reply<CommandResult<()>>),
-    State(Reply<State>),
-    Status(Reply<Status>),
-    Snapshot(Reply<Snapshot>),
-    Subscribe(Option<EventId>, AttachmentReply),
-    WaitIdle(Reply<()>),
-    Position(Reply<AgentPosition>),
+    Interrupt(Option<TurnId>, AgentReplyTx<AgentCommandResult<()>>),
+    Notify(AppEvent, AgentReplyTx<AgentCommandResult<()>>),
+    SetState(StateEditFn, AgentReplyTx<AgentCommandResult<()>>),
+    State(AgentReplyTx<State>),
+    Status(AgentReplyTx<Status>),
+    Snapshot(AgentReplyTx<Snapshot>),
+    Subscribe(Option<EventId>, AgentSubscriptionReply),
+    WaitIdle(AgentReplyTx<()>),
+    Position(AgentReplyTx<AgentPosition>),
     /// Replaces the history, for its owner. The flag states whether messages were erased.
-    Change(Option<EventId>, History, bool, Reply<CommandResult<EventId>>),
+    Change(Option<EventId>, History, bool, AgentReplyTx<AgentCommandResult<EventId>>),
     /// Starts a run on another history, for the history's owner.
     Begin(
         Option<EventId>,
         History,
         FirstMessage,
-        Option<Asker>,
-        Caller,
-        Reply<CommandResult<(EventId, TurnId)>>,
+        Option<AskResponseTx>,
+        CallerSpan,
+        AgentReplyTx<AgentCommandResult<(EventId, TurnId)>>,
     ),
-    TakeUp(Reply<()>),
-    Leave(Reply<()>),
-    Retire(Option<EventId>, Reply<bool>),
-    Stop(Stop),
+    TakeUp(AgentReplyTx<()>),
+    Leave(AgentReplyTx<()>),
+    Retire(Option<EventId>, AgentReplyTx<bool>),
+    Stop(StopAgent),
 }

@@ -26,7 +26,7 @@
 //! | the owner sets the history, or starts a run on another one | `replace_history`, `prompt_on`, `answer` | `owner` |
 //!
 //! The outcome of an effect carries the number of the effect. If the phase does not wait for this number, the outcome
-//! is late, and the input changes nothing ([`Phase::take_awaited`]).
+//! is late, and the input changes nothing ([`AgentPhase::take_awaited`]).
 
 mod bare;
 mod check;
@@ -51,18 +51,18 @@ mod tools;
 
 use std::sync::Arc;
 
-pub(super) use context::{Call, Context, Effect};
-use fresh::Waited;
-pub(super) use pauses::Forward;
-pub(crate) use pauses::{Resume, check_decisions};
+pub(super) use context::{AgentEffect, CallbackCall, CoreContext};
+use fresh::PastPauseIds;
+pub(super) use pauses::SubAgentDecision;
+pub(crate) use pauses::{ResumeDecisions, check_decisions};
 pub(super) use recovery::UNCERTAIN;
 
 use super::{
     Durable, Event, Failure, KnownPrompt, Prompt, PromptState, RunEnd, RunOutcome, Snapshot, StateView,
     Status,
     phase::{
-        AfterEvent, Asked, Between, Op, Origin, OutputRequirement, Phase, RequestFacts, Stage, Turn, Working,
-        in_stage,
+        AgentPhase, AgentTurnStage, AskResponses, EventContinuation, OpNumber, OutputRequirement,
+        RequestReplayFacts, RunOrigin, Turn, TurnContinuation, WorkingHistory, in_stage,
     },
 };
 use crate::{
@@ -76,11 +76,11 @@ use crate::{
 /// The state machine of one agent.
 #[derive(Debug, Default)]
 #[cfg_attr(test, derive(Clone, PartialEq))]
-pub(super) struct Core {
+pub(super) struct AgentCore {
     history: History,
     /// The history before the run, if the run uses another history and has committed nothing.
     fallback: Option<History>,
-    phase: Phase,
+    phase: AgentPhase,
     /// The staged prompts, in the order in which they were staged. Each has an id.
     staged: Vec<Arc<Prompt>>,
     /// The latest prompts with an id, with the latest prompt at the end.
@@ -89,7 +89,7 @@ pub(super) struct Core {
     notices: u32,
     /// The status that was last emitted.
     emitted_status: Status,
-    last_op: Op,
+    last_op: OpNumber,
     /// The number of requests made for the last prompt. The number is kept while the agent is idle.
     step: u32,
     /// The number of runs that were started.
@@ -99,18 +99,18 @@ pub(super) struct Core {
     /// The first turn of the last run.
     first_turn: Option<TurnId>,
     /// The ids of tool uses that waited for `resume`.
-    waited: Waited,
+    waited: PastPauseIds,
     /// The outcome of the last run.
     last_run: Option<Arc<RunEnd>>,
     /// The time since which the turn in flight is left to another process, so that nothing starts here any more.
     leaving_since: Option<Timestamp>,
     /// The operation of the last tools that were decided on, unless the turn is left and they have started.
-    decided: Op,
+    decided: OpNumber,
     /// The number of restarts since the turn in flight last made progress, for its record.
     pub(super) lives: u32,
 }
 
-impl Core {
+impl AgentCore {
     pub(super) fn new(history: History) -> Self {
         Self { history, ..Self::default() }
     }
@@ -126,7 +126,7 @@ impl Core {
         &self.history
     }
 
-    pub(super) fn phase(&self) -> &Phase {
+    pub(super) fn phase(&self) -> &AgentPhase {
         &self.phase
     }
 
@@ -147,7 +147,7 @@ impl Core {
             step: self.step(),
             pending: self.phase.turn().into_iter().flat_map(|turn| turn.working.pending().cloned()).collect(),
             compacting: match self.phase.stage() {
-                Some(Stage::Compacting { plan, .. }) => Some(plan.trigger),
+                Some(AgentTurnStage::Compacting { plan, .. }) => Some(plan.trigger),
                 _ => None,
             },
             partial: self.phase.partial().into_iter().flat_map(Fold::blocks).map(streaming::seen).collect(),
@@ -167,7 +167,7 @@ impl Core {
 
     /// Returns whether nothing is in progress and nothing is queued.
     pub(super) fn is_settled(&self) -> bool {
-        matches!(self.phase, Phase::Idle) && self.staged.is_empty() && self.notices == 0
+        matches!(self.phase, AgentPhase::Idle) && self.staged.is_empty() && self.notices == 0
     }
 
     /// Returns whether no run is active.
@@ -217,27 +217,30 @@ impl Core {
     /// Leaves the turn in flight to another process: starts nothing any more, and records the turn and its later
     /// changes. `withheld` is the effect that was waiting for a record. It is never performed, so the records state
     /// that its tools or its request have not started.
-    pub(super) fn leave(&mut self, withheld: Option<&Effect>, cx: &mut Context<'_>) {
+    pub(super) fn leave(&mut self, withheld: Option<&AgentEffect>, cx: &mut CoreContext<'_>) {
         self.leaving_since = Some(cx.now());
         self.decided = match withheld {
-            Some(Effect::RunTools(op, _)) if *op == self.decided => *op,
+            Some(AgentEffect::RunTools(op, _)) if *op == self.decided => *op,
             _ => 0,
         };
-        if let (Some(Effect::Connect(_)), Phase::InTurn { turn, .. }) = (withheld, &mut self.phase) {
+        if let (Some(AgentEffect::Connect(_)), AgentPhase::InTurn { turn, .. }) = (withheld, &mut self.phase)
+        {
             turn.request.sent = false;
         }
         match &mut self.phase {
-            Phase::InTurn { turn, .. } => turn.recorded = true,
-            Phase::Noticing { then: AfterEvent::Continue(between), .. } => between.recorded = true,
-            Phase::Idle | Phase::Noticing { .. } => {}
+            AgentPhase::InTurn { turn, .. } => turn.recorded = true,
+            AgentPhase::Noticing { then: EventContinuation::Continue(between), .. } => {
+                between.recorded = true
+            }
+            AgentPhase::Idle | AgentPhase::Noticing { .. } => {}
         }
         self.record_now(cx);
     }
 
     /// Records the current state, if the run in flight is a recorded run.
-    pub(super) fn record_now(&mut self, cx: &mut Context<'_>) {
+    pub(super) fn record_now(&mut self, cx: &mut CoreContext<'_>) {
         if self.phase.is_recorded() {
-            cx.push(Effect::Record);
+            cx.push(AgentEffect::Record);
         }
     }
 
@@ -261,7 +264,7 @@ impl Core {
         prompt: Prompt,
         ask: bool,
         recorded: bool,
-        cx: &mut Context<'_>,
+        cx: &mut CoreContext<'_>,
     ) -> Result<TurnId, Error> {
         let turn = (cx.turn_id)();
         let (message, origin) = open(&self.history, prompt, turn, ask, cx)?;
@@ -276,14 +279,14 @@ impl Core {
         &mut self,
         id: TurnId,
         message: impl Into<Arc<Message>>,
-        origin: Origin,
+        origin: RunOrigin,
         step: u32,
         recorded: bool,
-        cx: &mut Context<'_>,
+        cx: &mut CoreContext<'_>,
     ) {
         let recorded = recorded || cx.records == Durable::InFlight;
         if recorded {
-            cx.push(Effect::Record);
+            cx.push(AgentEffect::Record);
         }
         let limit = origin.prompt.turn_timeout.or(cx.config.settings.turn_timeout);
         if self.emitted_status == Status::Idle || self.first_turn.is_none() {
@@ -294,7 +297,7 @@ impl Core {
             turn.origin.first_turn = id;
         }
         self.emit_status(Status::Busy, cx);
-        cx.push(Effect::Watch(limit));
+        cx.push(AgentEffect::Watch(limit));
         if let Some(id) = turn.origin.prompt.id.clone().filter(|_| step == 0) {
             self.set_prompt(&id, PromptState::InFlight { turn: turn.id }, None, cx);
         }
@@ -303,17 +306,17 @@ impl Core {
         match self.phase {
             // `handle_event` is still running. No other callback can be called until it returns, so the request is
             // prepared afterwards.
-            Phase::Noticing { op, begun, then: AfterEvent::Rest } => {
+            AgentPhase::Noticing { op, begun, then: EventContinuation::Rest } => {
                 turn.step_start = turn.working.pending_len();
-                self.phase = Phase::InTurn { op, turn, stage: Stage::Noticing { begun } };
+                self.phase = AgentPhase::InTurn { op, turn, stage: AgentTurnStage::Noticing { begun } };
             }
             _ => self.prepare(turn, cx),
         }
     }
 
     /// Returns a turn without messages, after `step` requests for the same prompt.
-    fn turn(&self, id: TurnId, origin: Origin, step: u32, recorded: bool) -> Turn {
-        let turn = Turn::new(id, self.runs, origin, Working::new(&self.history), step, recorded);
+    fn turn(&self, id: TurnId, origin: RunOrigin, step: u32, recorded: bool) -> Turn {
+        let turn = Turn::new(id, self.runs, origin, WorkingHistory::new(&self.history), step, recorded);
         Turn { counted_by: self.counted_by.clone(), ..turn }
     }
 
@@ -321,34 +324,35 @@ impl Core {
     /// this request must match `wanted`. `replay` is the declaration of the request's provider.
     pub(super) fn prepared(
         &mut self,
-        op: Op,
+        op: OpNumber,
         wanted: OutputRequirement,
         model: Arc<str>,
         replay: Replay,
-        cx: &mut Context<'_>,
+        cx: &mut CoreContext<'_>,
     ) {
-        if let Some((mut turn, ())) = self.phase.take_awaited(op, in_stage!(Stage::Preparing => ())) {
+        if let Some((mut turn, ())) = self.phase.take_awaited(op, in_stage!(AgentTurnStage::Preparing => ()))
+        {
             // Another model may accept the content that the last model has refused. Models of two providers with the
             // same id count as one model.
             turn.refused &= turn.requested.as_ref() == Some(&model);
             (turn.wanted, turn.requested) = (wanted, Some(model));
-            turn.request = RequestFacts { replay, ..RequestFacts::default() };
+            turn.request = RequestReplayFacts { replay, ..RequestReplayFacts::default() };
             announce(&mut turn, cx);
-            let op = self.enter(turn, Stage::Streaming { fold: Box::default(), question: None });
-            cx.push(Effect::Open(op));
+            let op = self.enter(turn, AgentTurnStage::Streaming { fold: Box::default(), question: None });
+            cx.push(AgentEffect::Open(op));
         }
     }
 
     /// Called when the request has its permit. If the turn is recorded and the request must not be repeated, the
     /// sending of the request is recorded first, and the request is sent when the record is stored.
-    pub(super) fn admitted(&mut self, op: Op, cx: &mut Context<'_>) {
+    pub(super) fn admitted(&mut self, op: OpNumber, cx: &mut CoreContext<'_>) {
         match self.phase.awaited(op) {
             Some(_) if self.leaving_since.is_some() => {}
-            Some((turn, Stage::Streaming { .. })) => {
+            Some((turn, AgentTurnStage::Streaming { .. })) => {
                 turn.request.sent = true;
-                cx.gate(turn.recorded && turn.request.replay == Replay::Never, Effect::Connect(op));
+                cx.gate(turn.recorded && turn.request.replay == Replay::Never, AgentEffect::Connect(op));
             }
-            Some((_, Stage::Compacting { .. })) => cx.push(Effect::Connect(op)),
+            Some((_, AgentTurnStage::Compacting { .. })) => cx.push(AgentEffect::Connect(op)),
             _ => {}
         }
     }
@@ -356,10 +360,10 @@ impl Core {
     /// Continues after a committed turn. If a prompt is staged, it starts the next turn, and the prompts in flight end
     /// with the committed one. Otherwise the queued application events are handled first, and then the continuation
     /// starts the next turn.
-    fn continue_run(&mut self, between: Box<Between>, cx: &mut Context<'_>) {
+    fn continue_run(&mut self, between: Box<TurnContinuation>, cx: &mut CoreContext<'_>) {
         if !self.staged.is_empty() {
-            if let Some(response) = between.origin.asked.as_ref().and_then(Asked::response) {
-                cx.hold_back(between.recorded, Effect::Resolve(Ok(response)));
+            if let Some(response) = between.origin.asked.as_ref().and_then(AskResponses::response) {
+                cx.hold_back(between.recorded, AgentEffect::Resolve(Ok(response)));
             }
             self.end_prompts(&RunOutcome::Stopped { stop_reason: between.stop_reason }, cx);
             let staged = self.staged.remove(0);
@@ -368,9 +372,9 @@ impl Core {
             return;
         }
         if self.notices > 0 {
-            return self.notice(AfterEvent::Continue(between), cx);
+            return self.notice(EventContinuation::Continue(between), cx);
         }
-        let Between { content, origin, step, turn, recorded, .. } = *between;
+        let TurnContinuation { content, origin, step, turn, recorded, .. } = *between;
         // The content was checked when the previous turn was committed, and the history has not changed since. So this
         // never fails, and the default is never used.
         let content = answer_open_tool_uses(&self.history, content).unwrap_or_default();
@@ -380,20 +384,20 @@ impl Core {
 
     // ---- helpers ----
 
-    fn next_op(&mut self) -> Op {
+    fn next_op(&mut self) -> OpNumber {
         self.last_op += 1;
         self.last_op
     }
 
     /// Enters a stage of the turn in flight, and returns the number of the outcome for which the stage waits.
-    fn enter(&mut self, turn: Box<Turn>, stage: Stage) -> Op {
+    fn enter(&mut self, turn: Box<Turn>, stage: AgentTurnStage) -> OpNumber {
         let op = self.next_op();
-        self.phase = Phase::InTurn { op, turn, stage };
+        self.phase = AgentPhase::InTurn { op, turn, stage };
         op
     }
 
     /// Ends a run with this event, and returns the staged prompts. If the run is `recorded`, its end is recorded too.
-    fn end_run(&mut self, event: Event, recorded: bool, cx: &mut Context<'_>) {
+    fn end_run(&mut self, event: Event, recorded: bool, cx: &mut CoreContext<'_>) {
         let Some(end) = RunEnd::of(&event) else { unreachable!("the event ends a run") };
         self.end_prompts(&end.outcome, cx);
         let staged = self.return_staged(cx);
@@ -404,13 +408,13 @@ impl Core {
             None => self.last_run = Some(Arc::new(end)),
         }
         if recorded {
-            cx.push(Effect::Record);
+            cx.push(AgentEffect::Record);
         }
         cx.emit(event);
     }
 
     /// Emits the status of an agent in which nothing waits for a decision, if the status has changed.
-    fn emit_status(&mut self, status: Status, cx: &mut Context<'_>) {
+    fn emit_status(&mut self, status: Status, cx: &mut CoreContext<'_>) {
         if self.emitted_status != status {
             self.emitted_status = status;
             cx.emit(Event::Status { status, pauses: Vec::new() });
@@ -419,11 +423,11 @@ impl Core {
 
     /// Emits the status and the pauses after a change of the list of pauses. The turn's time limit is on hold as long as
     /// something waits.
-    fn emit_pauses(&mut self, cx: &mut Context<'_>) {
+    fn emit_pauses(&mut self, cx: &mut CoreContext<'_>) {
         let pauses: Vec<_> = self.phase.pauses().cloned().collect();
         let status = if pauses.is_empty() { Status::Busy } else { Status::Paused };
         if status != self.emitted_status {
-            cx.push(Effect::FreezeWatch(status == Status::Paused));
+            cx.push(AgentEffect::FreezeWatch(status == Status::Paused));
         }
         if status == Status::Paused || self.emitted_status == Status::Paused {
             self.emitted_status = status;
@@ -439,8 +443,8 @@ fn open(
     mut prompt: Prompt,
     turn: TurnId,
     ask: bool,
-    cx: &Context<'_>,
-) -> Result<(Message, Origin), Error> {
+    cx: &CoreContext<'_>,
+) -> Result<(Message, RunOrigin), Error> {
     let content =
         answer_open_tool_uses(history, std::mem::take(&mut prompt.content)).map_err(Error::unfit_prompt)?;
     let id = prompt.id.clone().map_or(MessageId::made(turn, 0), MessageId::from);
@@ -449,9 +453,9 @@ fn open(
 }
 
 /// Returns the origin of a run with the settings of this prompt.
-fn origin(prompt: Prompt, ask: bool, cx: &Context<'_>) -> Origin {
+fn origin(prompt: Prompt, ask: bool, cx: &CoreContext<'_>) -> RunOrigin {
     let model = prompt.model.as_ref().unwrap_or(&cx.config.model);
-    Origin {
+    RunOrigin {
         max_steps: prompt.max_steps.or(cx.config.settings.max_steps),
         first_turn: TurnId::default(),
         spent: Usage::default(),
@@ -459,25 +463,25 @@ fn origin(prompt: Prompt, ask: bool, cx: &Context<'_>) -> Origin {
         backup: None,
         secrets_of: prompt.options.has_secrets().then(|| model.provider_name().into()),
         prompt: Arc::new(prompt.without_content()),
-        asked: ask.then(Asked::default),
+        asked: ask.then(AskResponses::default),
     }
 }
 
 /// Emits the id that the response to the next request will have.
-fn announce(turn: &mut Turn, cx: &mut Context<'_>) {
+fn announce(turn: &mut Turn, cx: &mut CoreContext<'_>) {
     let message_id = turn.message_id();
     turn.answer = Some(message_id.clone());
     cx.emit(Event::StepStart { step: turn.step, message_id });
 }
 
 /// Appends a message to the turn in flight and emits it.
-fn add_message(turn: &mut Turn, message: impl Into<Arc<Message>>, cx: &mut Context<'_>) {
+fn add_message(turn: &mut Turn, message: impl Into<Arc<Message>>, cx: &mut CoreContext<'_>) {
     let message = message.into();
     turn.working.push(Arc::clone(&message));
     cx.emit(Event::Message { message, step: turn.step, turn: turn.id, run: turn.run });
 }
 
-fn user_message(id: MessageId, content: Vec<Content>, cx: &Context<'_>) -> Message {
+fn user_message(id: MessageId, content: Vec<Content>, cx: &CoreContext<'_>) -> Message {
     Message { id: Some(id), ..Message::at(cx.now(), Role::User, content) }
 }
 

@@ -48,13 +48,13 @@ use tokio::sync::{
 };
 
 use super::{
-    AgentBuilder, Commands, Event, OwnerLink, PendingUse, RunTarget,
-    command::{CommandResult, Reply},
-    core::{Forward, Resume},
-    phase::Op,
+    AgentBuilder, Event, OwnerLink, PendingUse, RunCommands, RunTarget,
+    command::{AgentCommandResult, AgentReplyTx},
+    core::{ResumeDecisions, SubAgentDecision},
+    phase::OpNumber,
 };
 use crate::{
-    budget::Account,
+    budget::BudgetAccount,
     message::{RequestEnd, UsageRow, UsageSum},
     run::{Error, ErrorKind},
     subscription::EndReason,
@@ -65,10 +65,10 @@ use crate::{
 /// The agents below an agent that is not a sub-agent. While they only wait for decisions, this agent can end, and leaves all
 /// turns in the store. The lock makes sure that no sub-agent starts a tool at the same moment.
 #[derive(Debug, Default)]
-struct Team(Mutex<TeamState>);
+struct SubAgentTeam(Mutex<SubAgentTeamState>);
 
 #[derive(Debug, Default)]
-struct TeamState {
+struct SubAgentTeamState {
     /// The keys of the calls whose sub-agents do not only wait for decisions.
     at_work: HashSet<Arc<str>>,
     /// The number of commands whose decisions are being forwarded.
@@ -85,7 +85,7 @@ pub(super) struct Delegations {
     owner: Option<Arc<dyn OwnerLink>>,
     /// Whether the turn is left to the next owner of the conversation. Then the turns of the sub-agents are left, too.
     is_leaving: AtomicBool,
-    team: Arc<Team>,
+    team: Arc<SubAgentTeam>,
 }
 
 crate::debug::impl_debug!(Delegations(self) { state: self.state, .. });
@@ -93,20 +93,20 @@ crate::debug::impl_debug!(Delegations(self) { state: self.state, .. });
 #[derive(Debug, Default)]
 struct DelegationState {
     /// The account of the run whose tools run, if a budget applies.
-    account: Option<Arc<Account>>,
+    account: Option<Arc<BudgetAccount>>,
     /// Whether the turn is recorded.
     is_recorded: bool,
     calls: Vec<DelegatedCall>,
     /// The sums of calls with which the turn has started to run its tools, or which the calls have read since. The account
     /// contains them.
     charged: Vec<(Arc<str>, UsageSum)>,
-    spent: Vec<KeyedUsage>,
+    spent: Vec<SubAgentUsageByKey>,
     /// The calls that must not be repeated any more, with those who wait until this is recorded.
     unrepeatable: Vec<UnrepeatableCall>,
 }
 
 /// A call that must not be repeated any more: its operation and slot, and the reply when this is recorded.
-pub(super) type UnrepeatableCall = (Op, usize, Reply<CommandResult<()>>);
+pub(super) type UnrepeatableCall = (OpNumber, usize, AgentReplyTx<AgentCommandResult<()>>);
 
 /// The usage of the sub-agent of a call, and of those below it.
 #[derive(Debug)]
@@ -120,7 +120,7 @@ pub(super) enum DelegatedUsage {
 /// A call that runs a sub-agent.
 #[derive(Debug)]
 struct DelegatedCall {
-    op: Op,
+    op: OpNumber,
     slot: usize,
     has_ended: Arc<AtomicBool>,
     /// The pauses of the sub-agent.
@@ -131,10 +131,10 @@ struct DelegatedCall {
 }
 
 /// The usage of the sub-agents of the call with this key.
-pub(super) type KeyedUsage = (Arc<str>, DelegatedUsage);
+pub(super) type SubAgentUsageByKey = (Arc<str>, DelegatedUsage);
 
 /// The pauses of all sub-agents of a call.
-pub(super) type SlotPauses = (Op, usize, Vec<PendingUse>);
+pub(super) type SubAgentPauses = (OpNumber, usize, Vec<PendingUse>);
 
 impl Delegations {
     /// Returns the delegations of an agent that belongs to this session, and is a sub-agent of the call `above`.
@@ -152,17 +152,17 @@ impl Delegations {
     }
 
     /// Returns the reply to a command whose decisions are forwarded to sub-agents. Until it is sent, the turn is not left.
-    pub(super) fn reply(&self, reply: Reply<CommandResult<()>>) -> DecisionReply {
+    pub(super) fn reply(&self, reply: AgentReplyTx<AgentCommandResult<()>>) -> DecisionReply {
         lock(&self.team.0).decisions += 1;
         let team = Arc::clone(&self.team);
-        DecisionReply(Arc::new(SharedReply { error: Mutex::default(), reply: Some(reply), team }))
+        DecisionReply(Arc::new(DecisionReplyState { error: Mutex::default(), reply: Some(reply), team }))
     }
 
     /// Sets the account from which the sub-agents of the calls that start now draw, whether the turn is recorded, and the
     /// sums of the calls that it knows.
     pub(super) fn set_turn(
         &self,
-        account: Option<Arc<Account>>,
+        account: Option<Arc<BudgetAccount>>,
         is_recorded: bool,
         known: Vec<(Arc<str>, UsageSum)>,
     ) {
@@ -177,10 +177,10 @@ impl Delegations {
 
     /// Returns the usage by the keys of calls, the lists of pauses and the calls that must not be repeated, which were not
     /// taken yet.
-    pub(super) fn take(&self) -> (Vec<KeyedUsage>, Vec<SlotPauses>, Vec<UnrepeatableCall>) {
+    pub(super) fn take(&self) -> (Vec<SubAgentUsageByKey>, Vec<SubAgentPauses>, Vec<UnrepeatableCall>) {
         let mut guard = lock(&self.state);
         let state = &mut *guard;
-        let mut changed: Vec<SlotPauses> = Vec::new();
+        let mut changed: Vec<SubAgentPauses> = Vec::new();
         for call in &mut state.calls {
             if std::mem::take(&mut call.has_changed) && !changed.iter().any(|own| is_of(call, own.0, own.1)) {
                 changed.push((call.op, call.slot, Vec::new()));
@@ -195,7 +195,7 @@ impl Delegations {
     }
 
     /// Ends the calls of an operation, or one of them.
-    pub(super) fn end(&self, op: Op, slot: Option<usize>) {
+    pub(super) fn end(&self, op: OpNumber, slot: Option<usize>) {
         let state = lock(&self.state);
         if self.is_leaving.load(Ordering::Acquire) {
             // The calls of sub-agents that are sessions are repeated. The context of all others is cancelled.
@@ -209,14 +209,14 @@ impl Delegations {
     /// Passes decisions to the calls whose sub-agents wait for them. `reply` is sent when all of them have replied.
     pub(super) fn forward(
         &self,
-        op: Op,
-        forwards: Vec<Forward>,
+        op: OpNumber,
+        forwards: Vec<SubAgentDecision>,
         by: Option<&Arc<str>>,
         reply: &DecisionReply,
     ) {
         let mut parts: Vec<(UnboundedSender<ForwardedDecision>, ForwardedDecision)> = Vec::new();
         let state = lock(&self.state);
-        for Forward { slot, turn, tool_use, decision } in forwards {
+        for SubAgentDecision { slot, turn, tool_use, decision } in forwards {
             let waits = |pause: &PendingUse| pause.turn == turn && pause.tool_use.id == tool_use;
             let call = state.calls.iter().find(|call| is_of(call, op, slot) && call.pauses.iter().any(waits));
             let Some(call) = call else {
@@ -230,7 +230,8 @@ impl Delegations {
                 part.resume.decisions.push((tool_use, decision));
                 continue;
             }
-            let resume = Resume { decisions: vec![(tool_use, decision)], turn: Some(turn), by: by.cloned() };
+            let resume =
+                ResumeDecisions { decisions: vec![(tool_use, decision)], turn: Some(turn), by: by.cloned() };
             let reply = Some(reply.clone());
             parts.push((call.decisions.clone(), ForwardedDecision { resume, reply }));
         }
@@ -242,22 +243,22 @@ impl Delegations {
     }
 }
 
-fn is_of(call: &DelegatedCall, op: Op, slot: usize) -> bool {
+fn is_of(call: &DelegatedCall, op: OpNumber, slot: usize) -> bool {
     call.op == op && call.slot == slot
 }
 
 /// Decisions that a sub-agent carries out. If they are dropped, they came too late.
 #[derive(Debug)]
 pub(crate) struct ForwardedDecision {
-    pub(crate) resume: Resume,
+    pub(crate) resume: ResumeDecisions,
     reply: Option<DecisionReply>,
 }
 
 impl ForwardedDecision {
     /// Carries the decisions out, and replies.
-    pub(crate) async fn decide<F: Future<Output = CommandResult<()>>>(
+    pub(crate) async fn decide<F: Future<Output = AgentCommandResult<()>>>(
         mut self,
-        decide: impl FnOnce(Resume) -> F,
+        decide: impl FnOnce(ResumeDecisions) -> F,
     ) {
         let decided = decide(self.resume.clone()).await;
         if let Some(reply) = self.reply.take() {
@@ -278,22 +279,22 @@ impl Drop for ForwardedDecision {
 /// A part of the reply to a command with decisions. The reply is sent when all parts are dropped: the first error, or
 /// `Ok`.
 #[derive(Clone, Debug)]
-pub(crate) struct DecisionReply(Arc<SharedReply>);
+pub(crate) struct DecisionReply(Arc<DecisionReplyState>);
 
 #[derive(Debug)]
-struct SharedReply {
+struct DecisionReplyState {
     error: Mutex<Option<Error>>,
-    reply: Option<Reply<CommandResult<()>>>,
-    team: Arc<Team>,
+    reply: Option<AgentReplyTx<AgentCommandResult<()>>>,
+    team: Arc<SubAgentTeam>,
 }
 
 impl DecisionReply {
-    /// Returns a part that counts as an error if it is dropped before [`HeldReply::release`].
-    pub(super) fn hold(self) -> HeldReply {
-        HeldReply(Some(self))
+    /// Returns a part that counts as an error if it is dropped before [`HeldDecisionReply::release`].
+    pub(super) fn hold(self) -> HeldDecisionReply {
+        HeldDecisionReply(Some(self))
     }
 
-    pub(crate) fn done(self, result: CommandResult<()>) {
+    pub(crate) fn done(self, result: AgentCommandResult<()>) {
         if let Err(error) = result {
             lock(&self.0.error).get_or_insert(error);
         }
@@ -301,15 +302,15 @@ impl DecisionReply {
 }
 
 /// A part of a reply that waits for a record.
-pub(super) struct HeldReply(Option<DecisionReply>);
+pub(super) struct HeldDecisionReply(Option<DecisionReply>);
 
-impl HeldReply {
+impl HeldDecisionReply {
     pub(super) fn release(mut self) {
         self.0 = None;
     }
 }
 
-impl Drop for HeldReply {
+impl Drop for HeldDecisionReply {
     fn drop(&mut self) {
         if let Some(part) = self.0.take() {
             part.done(Err(Error::ended("agent", &EndReason::Killed)));
@@ -317,7 +318,7 @@ impl Drop for HeldReply {
     }
 }
 
-impl Drop for SharedReply {
+impl Drop for DecisionReplyState {
     fn drop(&mut self) {
         let result = lock(&self.error).take().map_or(Ok(()), Err);
         lock(&self.team.0).decisions -= 1;
@@ -342,23 +343,23 @@ impl Error {
 pub(crate) struct ParentCall {
     context: ToolContext,
     has_ended: Arc<AtomicBool>,
-    account: Option<Arc<Account>>,
+    account: Option<Arc<BudgetAccount>>,
     /// The number of agents above the child.
     depth: u8,
     /// The id of the child's prompt, which is the same if the call is repeated.
     key: Arc<str>,
     /// Whether the child is a session.
     is_session: bool,
-    team: Arc<Team>,
+    team: Arc<SubAgentTeam>,
     /// Whether the child is opened, or was opened, for the first time in this process.
     is_first: AtomicBool,
 }
 
 /// Ends a call when it is dropped.
 #[derive(Debug)]
-pub(crate) struct CallGuard(pub(crate) Arc<ParentCall>);
+pub(crate) struct ParentToolCallGuard(pub(crate) Arc<ParentCall>);
 
-impl Drop for CallGuard {
+impl Drop for ParentToolCallGuard {
     fn drop(&mut self) {
         if !self.0.is_left() {
             self.0.has_ended.store(true, Ordering::Release);
@@ -385,7 +386,7 @@ impl ParentCall {
     pub(crate) fn begin(
         context: &ToolContext,
         is_session: bool,
-    ) -> (CallGuard, UnboundedReceiver<ForwardedDecision>) {
+    ) -> (ParentToolCallGuard, UnboundedReceiver<ForwardedDecision>) {
         let (decisions, receiver) = unbounded_channel();
         let has_ended = Arc::<AtomicBool>::default();
         let mut account = None;
@@ -409,7 +410,7 @@ impl ParentCall {
         let call =
             Self { context: context.clone(), has_ended, account, depth, key, is_session, team, is_first };
         call.set_at_work(true);
-        (CallGuard(Arc::new(call)), receiver)
+        (ParentToolCallGuard(Arc::new(call)), receiver)
     }
 
     /// Returns the key of a child. A tool around a sub-agent can call it several times, so the children of a call have
@@ -526,7 +527,7 @@ impl ParentCall {
     }
 
     /// Returns the account of the parent's run, from which the child draws.
-    pub(super) fn account(&self) -> Option<&Arc<Account>> {
+    pub(super) fn account(&self) -> Option<&Arc<BudgetAccount>> {
         self.account.as_ref()
     }
 
@@ -587,11 +588,11 @@ pub(crate) trait SubAgentHost: Send + Sync {
     /// # Cancel safety
     ///
     /// If the future is dropped, the session is closed.
-    async fn open(&self, child: NewChild<'_>) -> Result<RunningChild, Error>;
+    async fn open(&self, child: NewSubAgent<'_>) -> Result<RunningSubAgent, Error>;
 }
 
 /// A sub-agent whose session is about to be opened.
-pub(crate) struct NewChild<'a> {
+pub(crate) struct NewSubAgent<'a> {
     /// The name of the tool.
     pub(crate) name: Arc<str>,
     pub(crate) agent: &'a (dyn Fn() -> AgentBuilder + Send + Sync),
@@ -601,23 +602,23 @@ pub(crate) struct NewChild<'a> {
 }
 
 /// A sub-agent that runs.
-pub(crate) struct RunningChild {
-    pub(crate) target: Box<dyn ChildTarget>,
+pub(crate) struct RunningSubAgent {
+    pub(crate) target: Box<dyn SubAgentTarget>,
     /// The conversation of the sub-agent, if it is a session.
     pub(crate) conversation: Option<Arc<str>>,
     /// Whether the turns of the sub-agent are recorded, so that another session continues them.
     pub(crate) is_recorded: bool,
-    pub(crate) end: Box<dyn ChildEnd>,
+    pub(crate) end: Box<dyn SubAgentTerminator>,
 }
 
 /// The agent or the session of a sub-agent.
-pub(crate) trait ChildTarget: RunTarget + Commands {}
+pub(crate) trait SubAgentTarget: RunTarget + RunCommands {}
 
-impl<T: RunTarget + Commands> ChildTarget for T {}
+impl<T: RunTarget + RunCommands> SubAgentTarget for T {}
 
 /// Ends a sub-agent. If it is dropped, the sub-agent ends later.
 #[async_trait]
-pub(crate) trait ChildEnd: Send + Sync {
+pub(crate) trait SubAgentTerminator: Send + Sync {
     /// Ends the sub-agent, and waits until it has ended. If `is_left` is true, the call continues, and a recorded turn of
     /// the sub-agent is left to its next session.
     async fn end(self: Box<Self>, is_left: bool);

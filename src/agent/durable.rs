@@ -12,7 +12,7 @@ use std::{
 use futures_util::task::AtomicWaker;
 use serde::{Deserialize, Serialize};
 
-use super::{Config, TurnRecord, core::Core};
+use super::{Config, TurnRecord, core::AgentCore};
 use crate::{
     message::{History, Message, Timestamp, ToolUse, ToolUseId, TurnId},
     setters::setters,
@@ -150,12 +150,12 @@ pub(crate) struct NumberedRecord {
 
 /// The number of the last record that is stored. The history's owner raises it, and the agent's task waits for it.
 #[derive(Debug, Default)]
-pub(crate) struct Written {
+pub(crate) struct StoredRecordNumber {
     number: AtomicU64,
     waker: AtomicWaker,
 }
 
-impl Written {
+impl StoredRecordNumber {
     /// Reports that all records up to this number are stored.
     pub(crate) fn report(&self, number: u64) {
         self.number.fetch_max(number, Ordering::AcqRel);
@@ -188,7 +188,7 @@ pub(super) const FORMAT: u32 = 1;
 /// A recorded turn in flight, with which an agent starts.
 #[derive(Debug)]
 pub(crate) struct TurnInFlight {
-    pub(super) core: Core,
+    pub(super) core: AgentCore,
     /// The name of the model of the turn's prompt, if the prompt has one.
     model: Option<String>,
     pub(super) facts: RecoveryFacts,
@@ -217,7 +217,7 @@ impl TurnInFlight {
         fallback: Option<History>,
     ) -> Result<Self, UnreadableTurn> {
         let facts = RecoveryFacts { lives: record.lives, ..RecoveryFacts::default() };
-        let (core, model) = Core::restore(record, history.clone(), fallback)?;
+        let (core, model) = AgentCore::restore(record, history.clone(), fallback)?;
         Ok(Self { core, model, facts })
     }
 
@@ -240,7 +240,7 @@ impl TurnInFlight {
 
     /// Returns the agent's state and the facts about the recovery. If the turn's prompt selects a model whose name can
     /// be resolved with `config`, the state contains this model.
-    pub(super) fn start(self, config: &Config) -> (Core, RecoveryFacts) {
+    pub(super) fn start(self, config: &Config) -> (AgentCore, RecoveryFacts) {
         let Self { mut core, model, facts } = self;
         core.lives = facts.lives;
         if let Some(name) = model {

@@ -241,7 +241,7 @@ enum FollowState {
     Ended,
 }
 
-type Out<'o> = dyn FnMut(RunProgress<'_>) + 'o;
+type RunProgressSink<'o> = dyn FnMut(RunProgress<'_>) + 'o;
 
 impl Follow {
     /// Creates a follower. If the subscription has a snapshot, pass it to [`snapshot`](Self::snapshot) first.
@@ -291,7 +291,7 @@ impl Follow {
     }
 
     /// Enters a turn, which may be the first one.
-    fn enter(&mut self, turn: Option<TurnId>, out: &mut Out<'_>) {
+    fn enter(&mut self, turn: Option<TurnId>, out: &mut RunProgressSink<'_>) {
         if !self.is_running() {
             (self.state, self.turn, self.kept) = (FollowState::Running, None, None);
             self.anchor(self.messages.last().cloned());
@@ -322,7 +322,7 @@ impl Follow {
     }
 
     /// Reports the end, or that the prompt was returned.
-    fn end(&mut self, end: RunProgress<'_>, out: &mut Out<'_>) {
+    fn end(&mut self, end: RunProgress<'_>, out: &mut RunProgressSink<'_>) {
         self.void(None, out);
         self.set_pauses(&[], out);
         out(end);
@@ -387,7 +387,7 @@ impl Follow {
         }
     }
 
-    fn turn_ended(&mut self, event: &Event, response: &Arc<Response>, out: &mut Out<'_>) {
+    fn turn_ended(&mut self, event: &Event, response: &Arc<Response>, out: &mut RunProgressSink<'_>) {
         let is_committed = event.committed().is_some();
         let outcome = match &self.target {
             _ if self.is_returned => {
@@ -409,14 +409,14 @@ impl Follow {
         }
     }
 
-    fn wait(&mut self, out: &mut Out<'_>) {
+    fn wait(&mut self, out: &mut RunProgressSink<'_>) {
         if self.state == FollowState::Unknown {
             self.state = FollowState::Waiting;
             out(RunProgress::Waiting);
         }
     }
 
-    fn run_event(&mut self, event: &Event, out: &mut Out<'_>) {
+    fn run_event(&mut self, event: &Event, out: &mut RunProgressSink<'_>) {
         match event {
             Event::StepStart { step, message_id } => self.request(*step, Some(message_id), out),
             Event::Retry { failure, model, .. } => self.void(Some((failure, model.as_ref())), out),
@@ -456,7 +456,7 @@ impl Follow {
 
     // ---- messages and blocks ----
 
-    fn message(&mut self, message: &Arc<Message>, out: &mut Out<'_>) {
+    fn message(&mut self, message: &Arc<Message>, out: &mut RunProgressSink<'_>) {
         if message.role == Role::User {
             for result in message.tool_results() {
                 self.tool(&result.tool_use_id, 2, ToolChange::Result(result), out);
@@ -491,7 +491,7 @@ impl Follow {
         self.forget_blocks();
     }
 
-    fn request(&mut self, step: u32, answer: Option<&MessageId>, out: &mut Out<'_>) {
+    fn request(&mut self, step: u32, answer: Option<&MessageId>, out: &mut RunProgressSink<'_>) {
         self.void(None, out);
         (self.base, self.answer, self.step) = (self.messages.len(), answer.cloned(), step);
         self.tools.clear();
@@ -500,7 +500,7 @@ impl Follow {
 
     /// Reports that the last request is repeated because of a failure, and with which backup model. Without a failure,
     /// reports that the answer in progress is void.
-    fn void(&mut self, retry: Option<(&Failure, Option<&Arc<str>>)>, out: &mut Out<'_>) {
+    fn void(&mut self, retry: Option<(&Failure, Option<&Arc<str>>)>, out: &mut RunProgressSink<'_>) {
         let (failure, model) = retry.unzip();
         if failure.is_some() || self.answer.is_some() {
             self.messages.truncate(self.base);
@@ -516,7 +516,7 @@ impl Follow {
         self.shown.clear();
     }
 
-    fn replace(&mut self, index: usize, block: PartialBlock, out: &mut Out<'_>) {
+    fn replace(&mut self, index: usize, block: PartialBlock, out: &mut RunProgressSink<'_>) {
         let is_changed = self.partial.get(index).is_none_or(|own| own.content != block.content);
         match self.partial.get_mut(index) {
             Some(own) => *own = block,
@@ -526,7 +526,7 @@ impl Follow {
     }
 
     /// Reports the part of a block that was not reported before.
-    fn block(&mut self, index: usize, is_changed: bool, out: &mut Out<'_>) {
+    fn block(&mut self, index: usize, is_changed: bool, out: &mut RunProgressSink<'_>) {
         let PartialBlock { content, input, ended } = &self.partial[index];
         let (text, is_item) = match content {
             Content::Text(text) => (&text.text, false),
@@ -546,7 +546,7 @@ impl Follow {
         }
     }
 
-    fn tool(&mut self, id: &ToolUseId, part: usize, change: ToolChange<'_>, out: &mut Out<'_>) {
+    fn tool(&mut self, id: &ToolUseId, part: usize, change: ToolChange<'_>, out: &mut RunProgressSink<'_>) {
         let found = self.tools.iter().position(|(own, _)| own == id).unwrap_or(self.tools.len());
         if found == self.tools.len() {
             self.tools.push((id.clone(), [false; 3]));
@@ -556,14 +556,14 @@ impl Follow {
         }
     }
 
-    fn set_pauses(&mut self, pauses: &[Arc<PendingUse>], out: &mut Out<'_>) {
+    fn set_pauses(&mut self, pauses: &[Arc<PendingUse>], out: &mut RunProgressSink<'_>) {
         if self.pauses != pauses {
             self.pauses = pauses.to_vec();
             out(RunProgress::Pauses(pauses));
         }
     }
 
-    fn set_budget(&mut self, report: Option<&BudgetReport>, out: &mut Out<'_>) {
+    fn set_budget(&mut self, report: Option<&BudgetReport>, out: &mut RunProgressSink<'_>) {
         if let Some(new) = report.filter(|_| self.budget.as_deref() != report) {
             self.budget = Some(Box::new(new.clone()));
             out(RunProgress::Budget(new));

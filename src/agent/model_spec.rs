@@ -7,29 +7,29 @@ use crate::{
 
 /// A model or the name of a model.
 #[derive(Clone, Debug)]
-pub struct ModelSpec(SpecName);
+pub struct ModelSpec(ModelOrName);
 
 #[derive(Clone, Debug)]
-enum SpecName {
+enum ModelOrName {
     Model(Model),
     Name(String),
 }
 
 impl From<Model> for ModelSpec {
     fn from(model: Model) -> Self {
-        Self(SpecName::Model(model))
+        Self(ModelOrName::Model(model))
     }
 }
 
 impl From<&str> for ModelSpec {
     fn from(name: &str) -> Self {
-        Self(SpecName::Name(name.to_owned()))
+        Self(ModelOrName::Name(name.to_owned()))
     }
 }
 
 impl From<String> for ModelSpec {
     fn from(name: String) -> Self {
-        Self(SpecName::Name(name))
+        Self(ModelOrName::Name(name))
     }
 }
 
@@ -41,8 +41,8 @@ impl ModelSpec {
     /// Returns [`RegistryError`] if the name is malformed, or if its provider is neither in the registry nor in use.
     pub(super) fn resolve(self, registry: Option<&Registry>, used: &Model) -> Result<Model, RegistryError> {
         let name = match self.0 {
-            SpecName::Model(model) => return Ok(model),
-            SpecName::Name(name) => name,
+            ModelOrName::Model(model) => return Ok(model),
+            ModelOrName::Name(name) => name,
         };
         match registry.map(|registry| registry.model(&name)) {
             Some(Err(error @ RegistryError::UnknownProvider { .. })) => {
@@ -69,7 +69,7 @@ pub(super) fn choose_model(
     };
     let given = given.map(|named| named.0);
     let unknown = match (saved, &given) {
-        (Some(saved), Some(SpecName::Model(model))) if model.name() == saved => None,
+        (Some(saved), Some(ModelOrName::Model(model))) if model.name() == saved => None,
         (Some(saved), _) => match look_up(&saved) {
             Ok(model) => return Ok(model),
             Err(error) => Some((saved, error)),
@@ -77,8 +77,8 @@ pub(super) fn choose_model(
         (None, _) => None,
     };
     let model = match (given, &unknown) {
-        (Some(SpecName::Model(model)), _) => model,
-        (Some(SpecName::Name(name)), _) => look_up(&name)?,
+        (Some(ModelOrName::Model(model)), _) => model,
+        (Some(ModelOrName::Name(name)), _) => look_up(&name)?,
         (None, Some((_, error))) => return Err(error.clone().into()),
         (None, None) => {
             let text = "no model is set; give the builder a Model or a `provider:model`";

@@ -4,12 +4,12 @@ use std::sync::Arc;
 
 use tokio::sync::oneshot;
 
-use super::{Prompt, Response, Status, WeakAgent, Written, command::Command};
+use super::{Prompt, Response, Status, StoredRecordNumber, WeakAgent, command::AgentCommand};
 use crate::{
     message::{History, Message, TurnId},
     run::Error,
     subscription::EventId,
-    telemetry::Caller,
+    telemetry::CallerSpan,
 };
 
 /// The right to change the history of an agent that was started with [`start_owned`](super::AgentBuilder::start_owned).
@@ -22,7 +22,7 @@ use crate::{
 pub(crate) struct HistoryOwner {
     agent: WeakAgent,
     /// `None` if the agent makes no records.
-    written: Option<Arc<Written>>,
+    written: Option<Arc<StoredRecordNumber>>,
 }
 
 /// The first message of a run on another history.
@@ -35,7 +35,7 @@ pub(crate) enum FirstMessage {
 }
 
 /// The sender that delivers the response of a run to the caller of `ask`.
-pub(crate) type Asker = oneshot::Sender<Result<Arc<Response>, Error>>;
+pub(crate) type AskResponseTx = oneshot::Sender<Result<Arc<Response>, Error>>;
 
 /// The agent's last event, its last record and its status.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -50,7 +50,7 @@ pub(crate) struct AgentPosition {
 }
 
 impl HistoryOwner {
-    pub(super) fn new(agent: WeakAgent, written: Option<Arc<Written>>) -> Self {
+    pub(super) fn new(agent: WeakAgent, written: Option<Arc<StoredRecordNumber>>) -> Self {
         Self { agent, written }
     }
 
@@ -61,7 +61,7 @@ impl HistoryOwner {
     ///
     /// Returns [`ErrorKind::Ended`](crate::ErrorKind::Ended) if the agent has ended.
     pub(crate) async fn position(&self) -> Result<AgentPosition, Error> {
-        self.agent.call(Command::Position).await.map_err(|end| Error::ended("agent", &end.reason))
+        self.agent.call(AgentCommand::Position).await.map_err(|end| Error::ended("agent", &end.reason))
     }
 
     /// Replaces the history, emits a `state` event, and returns the event's id. If `at` is given, the operation
@@ -107,10 +107,10 @@ impl HistoryOwner {
         at: Option<EventId>,
         base: History,
         opening: FirstMessage,
-        asker: Option<Asker>,
-        caller: Caller,
+        asker: Option<AskResponseTx>,
+        caller: CallerSpan,
     ) -> Result<(EventId, TurnId), Error> {
-        let command = |reply| Command::Begin(at, base, opening, asker, caller, reply);
+        let command = |reply| AgentCommand::Begin(at, base, opening, asker, caller, reply);
         self.agent.call(command).await.map_err(|end| Error::ended("agent", &end.reason))?
     }
 
@@ -123,7 +123,7 @@ impl HistoryOwner {
     /// Returns [`ErrorKind::Ended`](crate::ErrorKind::Ended) if the agent has already ended.
     pub(crate) async fn retire(&self, at: Option<EventId>) -> Result<bool, Error> {
         self.agent
-            .call(|reply| Command::Retire(at, reply))
+            .call(|reply| AgentCommand::Retire(at, reply))
             .await
             .map_err(|end| Error::ended("agent", &end.reason))
     }
@@ -143,7 +143,7 @@ impl HistoryOwner {
     ///
     /// [`ErrorKind::Ended`](crate::ErrorKind::Ended) if the agent has ended.
     pub(crate) async fn take_up(&self) -> Result<(), Error> {
-        self.agent.call(Command::TakeUp).await.map_err(|end| Error::ended("agent", &end.reason))
+        self.agent.call(AgentCommand::TakeUp).await.map_err(|end| Error::ended("agent", &end.reason))
     }
 
     /// Leaves the turn in flight to another process, and records it, even if nothing has required a record so far. The
@@ -155,11 +155,11 @@ impl HistoryOwner {
     ///
     /// [`ErrorKind::Ended`](crate::ErrorKind::Ended) if the agent has ended.
     pub(crate) async fn leave(&self) -> Result<(), Error> {
-        self.agent.call(Command::Leave).await.map_err(|end| Error::ended("agent", &end.reason))
+        self.agent.call(AgentCommand::Leave).await.map_err(|end| Error::ended("agent", &end.reason))
     }
 
     async fn change(&self, at: Option<EventId>, history: History, erases: bool) -> Result<EventId, Error> {
-        let command = |reply| Command::Change(at, history, erases, reply);
+        let command = |reply| AgentCommand::Change(at, history, erases, reply);
         self.agent.call(command).await.map_err(|end| Error::ended("agent", &end.reason))?
     }
 }

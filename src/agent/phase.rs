@@ -7,9 +7,12 @@ use std::{sync::Arc, time::Duration};
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
-pub(crate) use tools::{DecidedUse, Slot, SlotCall, StreamQuestion, ToolAnswer, ToolQuestion, Tools};
+pub(crate) use tools::{
+    DecisionFacts, DecisionOrPause, StepToolUses, StreamQuestion, ToolDispatch, ToolQuestion, ToolUseSlot,
+};
 pub(crate) use turn::{
-    Asked, Compacted, CompactionPlan, CompactionTurn, Origin, OutputRequirement, RequestFacts, Turn, Working,
+    AskResponses, CompactionPlan, CompactionStatus, CompactionTurn, OutputRequirement, RequestReplayFacts,
+    RunOrigin, Turn, WorkingHistory,
 };
 
 use super::{Failure, PendingUse, Status, ToolRun};
@@ -21,27 +24,27 @@ use crate::{
 
 /// Identifies an effect and its outcome. If a phase waits for another number than that of the outcome, the outcome is
 /// late and is dropped.
-pub(crate) type Op = u64;
+pub(crate) type OpNumber = u64;
 
 /// The current activity of the agent. Each phase owns its data, which is dropped when the phase ends.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub(crate) enum Phase {
+pub(crate) enum AgentPhase {
     /// Nothing is in progress.
     #[default]
     Idle,
     /// `handle_event` is running, between two runs or between two turns of a run. Until `handle_event` has `begun`, its
     /// event is still queued.
-    Noticing { op: Op, begun: bool, then: AfterEvent },
+    Noticing { op: OpNumber, begun: bool, then: EventContinuation },
     /// A turn is in flight. `op` is the number of the outcome for which the turn's stage waits.
-    InTurn { op: Op, turn: Box<Turn>, stage: Stage },
+    InTurn { op: OpNumber, turn: Box<Turn>, stage: AgentTurnStage },
 }
 
 /// The activity during a turn. After a restart, a turn never continues as `Noticing`, `Compacting` or `Paused`, so these
 /// are recorded as the stages from which the turn continues.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "stage", rename_all = "snake_case")]
-pub(crate) enum Stage {
-    /// `handle_event` is running, as in [`Phase::Noticing`], but a prompt has started the turn in the meantime. The
+pub(crate) enum AgentTurnStage {
+    /// `handle_event` is running, as in [`AgentPhase::Noticing`], but a prompt has started the turn in the meantime. The
     /// turn's request is prepared when `handle_event` has returned.
     #[serde(rename = "preparing", skip_deserializing)]
     Noticing {
@@ -67,51 +70,51 @@ pub(crate) enum Stage {
     },
     /// `handle_tool_use` runs for the first tool use that has no answer yet. If all have answers, the pause is reported
     /// when it is stored.
-    Deciding { tools: Box<Tools> },
+    Deciding { tools: Box<StepToolUses> },
     /// At least one tool use waits for `resume`. Every other tool use of the step has a decision.
     #[serde(rename = "deciding", skip_deserializing)]
-    Paused { tools: Box<Tools> },
+    Paused { tools: Box<StepToolUses> },
     /// The tools run. The questions are those that wait for `resume`, in the order in which they were asked.
     Executing {
-        slots: Vec<Slot>,
+        slots: Vec<ToolUseSlot>,
         #[serde(skip)]
         questions: Vec<ToolQuestion>,
     },
     /// `handle_tool_result` is running for the slot that follows the reviewed slots.
-    Reviewing { slots: Vec<Slot>, reviewed: Vec<ToolResult> },
+    Reviewing { slots: Vec<ToolUseSlot>, reviewed: Vec<ToolResult> },
     /// `handle_turn` runs.
     Concluding { end: Box<TurnEnd> },
     /// `handle_error` runs.
-    Failing { failure: Failure, remains: Box<StepRemains> },
+    Failing { failure: Failure, remains: Box<UnfinishedStep> },
     /// The step is repeated after `delay`, which ends at the time `until` of the system clock.
     Delaying { delay: Duration, until: Timestamp },
     /// The turn continues after a restart as soon as `handle_recovery` has returned. A record has the recorded stage.
     #[serde(skip)]
-    Recovering(Box<Recovering>),
+    Recovering(Box<TurnRecoveryStage>),
 }
 
 /// The stage at which a recorded turn continues after a restart.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Recovering {
-    pub(crate) stage: Stage,
+pub(crate) struct TurnRecoveryStage {
+    pub(crate) stage: AgentTurnStage,
     /// The time that the turn has taken so far.
     pub(crate) spent: Duration,
 }
 
 /// The continuation after `handle_event` has returned.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) enum AfterEvent {
+pub(crate) enum EventContinuation {
     /// Nothing follows. The agent counts as idle.
     Rest,
     /// The run continues with another turn after the committed one.
-    Continue(Box<Between>),
+    Continue(Box<TurnContinuation>),
 }
 
 /// A continuation between two turns that waits until `handle_event` has returned.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub(crate) struct Between {
+pub(crate) struct TurnContinuation {
     pub(crate) content: Blocks,
-    pub(crate) origin: Origin,
+    pub(crate) origin: RunOrigin,
     pub(crate) step: u32,
     /// The stop reason of the committed turn.
     pub(crate) stop_reason: StopReason,
@@ -140,22 +143,22 @@ pub(crate) struct TurnEnd {
 
 /// The parts of an unfinished step. An interrupt or a failure keeps them where possible.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub(crate) struct StepRemains {
+pub(crate) struct UnfinishedStep {
     /// The partial response.
     #[serde(skip)]
     pub(crate) partial: Option<Box<Fold>>,
     /// The answers given so far, in the order of the tool uses. Empty if the tools have started.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub(crate) answers: Vec<ToolAnswer>,
+    pub(crate) answers: Vec<DecisionOrPause>,
     /// The tool uses and the results so far. Empty before the tools have started.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub(crate) slots: Vec<Slot>,
+    pub(crate) slots: Vec<ToolUseSlot>,
     /// The reviewed results. Subscribers have seen these results.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(crate) reviewed: Vec<ToolResult>,
 }
 
-impl StepRemains {
+impl UnfinishedStep {
     pub(crate) fn of(partial: Box<Fold>) -> Self {
         Self { partial: Some(partial), ..Self::default() }
     }
@@ -166,7 +169,7 @@ impl StepRemains {
     }
 }
 
-impl Phase {
+impl AgentPhase {
     /// Returns the agent's status in this phase.
     pub(crate) fn status(&self) -> Status {
         match self {
@@ -178,7 +181,7 @@ impl Phase {
 
     /// Returns whether no run is active.
     pub(crate) fn is_at_rest(&self) -> bool {
-        matches!(self, Self::Idle | Self::Noticing { then: AfterEvent::Rest, .. })
+        matches!(self, Self::Idle | Self::Noticing { then: EventContinuation::Rest, .. })
     }
 
     /// Returns the turn in flight, if there is one.
@@ -190,7 +193,7 @@ impl Phase {
     }
 
     /// Returns the turn in flight and its stage, to change them.
-    pub(crate) fn in_turn(&mut self) -> Option<(&mut Turn, &mut Stage)> {
+    pub(crate) fn in_turn(&mut self) -> Option<(&mut Turn, &mut AgentTurnStage)> {
         match self {
             Self::InTurn { turn, stage, .. } => Some((turn, stage)),
             Self::Idle | Self::Noticing { .. } => None,
@@ -198,7 +201,7 @@ impl Phase {
     }
 
     /// Returns the stage of the turn in flight, if there is one.
-    pub(crate) fn stage(&self) -> Option<&Stage> {
+    pub(crate) fn stage(&self) -> Option<&AgentTurnStage> {
         match self {
             Self::InTurn { stage, .. } => Some(stage),
             Self::Idle | Self::Noticing { .. } => None,
@@ -206,7 +209,7 @@ impl Phase {
     }
 
     /// Takes the turn and its stage, and sets the phase to idle. A phase without a turn remains unchanged.
-    pub(crate) fn take_turn(&mut self) -> Option<(Box<Turn>, Stage)> {
+    pub(crate) fn take_turn(&mut self) -> Option<(Box<Turn>, AgentTurnStage)> {
         match std::mem::take(self) {
             Self::InTurn { turn, stage, .. } => Some((turn, stage)),
             other => {
@@ -220,8 +223,8 @@ impl Phase {
     /// to idle. Otherwise the outcome is late, and the phase remains unchanged.
     pub(crate) fn take_awaited<T>(
         &mut self,
-        op: Op,
-        take: impl FnOnce(Stage) -> Result<T, Stage>,
+        op: OpNumber,
+        take: impl FnOnce(AgentTurnStage) -> Result<T, AgentTurnStage>,
     ) -> Option<(Box<Turn>, T)> {
         match std::mem::take(self) {
             Self::InTurn { op: awaited, turn, stage } if awaited == op => match take(stage) {
@@ -234,7 +237,7 @@ impl Phase {
     }
 
     /// Returns the stage of the turn in flight, if the phase waits for `op`.
-    pub(crate) fn awaited(&mut self, op: Op) -> Option<(&mut Turn, &mut Stage)> {
+    pub(crate) fn awaited(&mut self, op: OpNumber) -> Option<(&mut Turn, &mut AgentTurnStage)> {
         match self {
             Self::InTurn { op: awaited, turn, stage } if *awaited == op => Some((turn, stage)),
             _ => None,
@@ -245,7 +248,7 @@ impl Phase {
     pub(crate) fn is_recorded(&self) -> bool {
         match self {
             Self::InTurn { turn, .. } => turn.recorded,
-            Self::Noticing { then: AfterEvent::Continue(between), .. } => between.recorded,
+            Self::Noticing { then: EventContinuation::Continue(between), .. } => between.recorded,
             Self::Idle | Self::Noticing { .. } => false,
         }
     }
@@ -253,8 +256,8 @@ impl Phase {
     /// Returns the partial response, if the turn has one that is still valid.
     pub(crate) fn partial(&self) -> Option<&Fold> {
         match self.stage()? {
-            Stage::Streaming { fold, .. } => Some(fold),
-            Stage::Failing { remains, .. } => remains.partial.as_deref(),
+            AgentTurnStage::Streaming { fold, .. } => Some(fold),
+            AgentTurnStage::Failing { remains, .. } => remains.partial.as_deref(),
             _ => None,
         }
     }
@@ -262,29 +265,29 @@ impl Phase {
     /// Returns the part of the response to the request in flight, also of a summary.
     pub(crate) fn received(&self) -> Option<&Fold> {
         match self.stage()? {
-            Stage::Compacting { fold, .. } => Some(fold),
+            AgentTurnStage::Compacting { fold, .. } => Some(fold),
             _ => self.partial(),
         }
     }
 
     /// Returns the origin of the run, if one is active.
-    pub(crate) fn origin(&self) -> Option<&Origin> {
+    pub(crate) fn origin(&self) -> Option<&RunOrigin> {
         match self {
-            Self::Noticing { then: AfterEvent::Continue(between), .. } => Some(&between.origin),
+            Self::Noticing { then: EventContinuation::Continue(between), .. } => Some(&between.origin),
             other => Some(&other.turn()?.origin),
         }
     }
 
     /// Returns the responses of the `ask` that started the run, if any.
-    pub(crate) fn asked(&self) -> Option<&Asked> {
+    pub(crate) fn asked(&self) -> Option<&AskResponses> {
         self.origin()?.asked.as_ref()
     }
 
     /// Returns the run's origin, and the number of requests that were made or announced for the prompt. If a
     /// continuation follows a committed turn, its first request counts as announced.
-    pub(crate) fn origin_mut(&mut self) -> Option<(&mut Origin, u32)> {
+    pub(crate) fn origin_mut(&mut self) -> Option<(&mut RunOrigin, u32)> {
         match self {
-            Self::Noticing { then: AfterEvent::Continue(between), .. } => {
+            Self::Noticing { then: EventContinuation::Continue(between), .. } => {
                 Some((&mut between.origin, between.step + 1))
             }
             Self::InTurn { turn, .. } => Some((&mut turn.origin, turn.step)),
@@ -293,32 +296,32 @@ impl Phase {
     }
 
     /// Returns the number of the operation for which the phase waits.
-    pub(crate) fn op(&self) -> Option<Op> {
+    pub(crate) fn op(&self) -> Option<OpNumber> {
         match self {
-            Self::Idle | Self::InTurn { stage: Stage::Paused { .. }, .. } => None,
+            Self::Idle | Self::InTurn { stage: AgentTurnStage::Paused { .. }, .. } => None,
             Self::Noticing { op, .. } | Self::InTurn { op, .. } => Some(*op),
         }
     }
 
     /// Returns the number of the running callback. Returns `None` if the callback is a `handle_event` that was not
     /// polled yet.
-    pub(crate) fn callback(&self) -> Option<Op> {
+    pub(crate) fn callback(&self) -> Option<OpNumber> {
         match self {
-            Self::InTurn { stage: Stage::Streaming { question, .. }, .. } => {
+            Self::InTurn { stage: AgentTurnStage::Streaming { question, .. }, .. } => {
                 question.as_ref().filter(|question| question.paused.is_none()).map(|question| question.op)
             }
             Self::Noticing { begun: false, .. }
-            | Self::InTurn { stage: Stage::Noticing { begun: false }, .. } => None,
+            | Self::InTurn { stage: AgentTurnStage::Noticing { begun: false }, .. } => None,
             other => other.op(),
         }
     }
 
     /// If the phase waits for `handle_event` with the number `op`, returns the flag that states whether `handle_event`
     /// has begun.
-    pub(crate) fn event_begun(&mut self, op: Op) -> Option<&mut bool> {
+    pub(crate) fn event_begun(&mut self, op: OpNumber) -> Option<&mut bool> {
         match self {
             Self::Noticing { op: awaited, begun, .. }
-            | Self::InTurn { op: awaited, stage: Stage::Noticing { begun }, .. }
+            | Self::InTurn { op: awaited, stage: AgentTurnStage::Noticing { begun }, .. }
                 if *awaited == op =>
             {
                 Some(begun)
@@ -331,9 +334,11 @@ impl Phase {
     /// order of the questions.
     pub(crate) fn pauses(&self) -> impl Iterator<Item = &Arc<PendingUse>> {
         let (asked, tools, questions) = match self.stage() {
-            Some(Stage::Paused { tools }) => (None, Some(tools), None),
-            Some(Stage::Streaming { question: Some(question), .. }) => (question.paused.as_ref(), None, None),
-            Some(Stage::Executing { questions, .. }) => (None, None, Some(questions)),
+            Some(AgentTurnStage::Paused { tools }) => (None, Some(tools), None),
+            Some(AgentTurnStage::Streaming { question: Some(question), .. }) => {
+                (question.paused.as_ref(), None, None)
+            }
+            Some(AgentTurnStage::Executing { questions, .. }) => (None, None, Some(questions)),
             _ => (None, None, None),
         };
         let questions = questions.into_iter().flatten().map(|question| &question.pause);
@@ -343,8 +348,8 @@ impl Phase {
     /// Returns the pauses of the provider's question and of the tool uses of a step, to change them.
     pub(crate) fn pauses_mut(&mut self) -> impl Iterator<Item = &mut Arc<PendingUse>> {
         let (asked, tools) = match self {
-            Self::InTurn { stage: Stage::Paused { tools }, .. } => (None, Some(tools)),
-            Self::InTurn { stage: Stage::Streaming { question: Some(question), .. }, .. } => {
+            Self::InTurn { stage: AgentTurnStage::Paused { tools }, .. } => (None, Some(tools)),
+            Self::InTurn { stage: AgentTurnStage::Streaming { question: Some(question), .. }, .. } => {
                 (question.paused.as_mut(), None)
             }
             _ => (None, None),
@@ -355,18 +360,18 @@ impl Phase {
     /// Returns the tool runs whose results were not emitted yet.
     pub(crate) fn tool_runs(&self) -> Vec<ToolRun> {
         let (slots, reviewed) = match self.stage() {
-            Some(Stage::Executing { slots, .. }) => (slots, 0),
-            Some(Stage::Reviewing { slots, reviewed }) => (slots, reviewed.len()),
-            Some(Stage::Failing { remains, .. }) => (&remains.slots, remains.reviewed.len()),
+            Some(AgentTurnStage::Executing { slots, .. }) => (slots, 0),
+            Some(AgentTurnStage::Reviewing { slots, reviewed }) => (slots, reviewed.len()),
+            Some(AgentTurnStage::Failing { remains, .. }) => (&remains.slots, remains.reviewed.len()),
             _ => return Vec::new(),
         };
-        slots[reviewed..].iter().filter(|slot| slot.runs).map(Slot::run).collect()
+        slots[reviewed..].iter().filter(|slot| slot.runs).map(ToolUseSlot::run).collect()
     }
 }
 
-impl Stage {
+impl AgentTurnStage {
     /// Returns the tool uses of a step whose pauses are recorded but not reported yet.
-    pub(crate) fn unreported(&self) -> Option<&Tools> {
+    pub(crate) fn unreported(&self) -> Option<&StepToolUses> {
         match self {
             Self::Deciding { tools } => {
                 Some(tools).filter(|tools| tools.next().is_none()).map(|tools| &**tools)
@@ -377,7 +382,7 @@ impl Stage {
     }
 
     /// Like [`unreported`](Self::unreported), to add a decision.
-    pub(crate) fn unreported_mut(&mut self) -> Option<&mut Tools> {
+    pub(crate) fn unreported_mut(&mut self) -> Option<&mut StepToolUses> {
         match self {
             Self::Deciding { tools } => Some(&mut **tools).filter(|tools| tools.next().is_none()),
             Self::Recovering(recovering) => recovering.stage.unreported_mut(),
@@ -408,32 +413,34 @@ impl Stage {
     }
 
     /// Returns the parts of the step that are not part of the turn's messages yet.
-    pub(crate) fn into_remains(self, turn: &Turn) -> StepRemains {
+    pub(crate) fn into_remains(self, turn: &Turn) -> UnfinishedStep {
         match self {
-            Self::Streaming { fold, .. } => StepRemains::of(fold),
+            Self::Streaming { fold, .. } => UnfinishedStep::of(fold),
             Self::Deciding { tools } | Self::Paused { tools } => {
-                StepRemains { answers: tools.into_answers(), ..StepRemains::default() }
+                UnfinishedStep { answers: tools.into_answers(), ..UnfinishedStep::default() }
             }
-            Self::Executing { slots, .. } => StepRemains { slots, ..StepRemains::default() },
-            Self::Reviewing { slots, reviewed } => StepRemains { slots, reviewed, ..StepRemains::default() },
+            Self::Executing { slots, .. } => UnfinishedStep { slots, ..UnfinishedStep::default() },
+            Self::Reviewing { slots, reviewed } => {
+                UnfinishedStep { slots, reviewed, ..UnfinishedStep::default() }
+            }
             Self::Concluding { end } if !end.decided.is_empty() => {
                 let decided = |tool_use: &ToolUse| {
                     let mut decided = end.decided.iter();
                     let own = decided.find(|result| result.tool_use_id == tool_use.id);
-                    let Some(result) = own else { return ToolAnswer::Decided(Decision::Execute, None) };
-                    ToolAnswer::Decided(Decision::Provide(result.clone()), None)
+                    let Some(result) = own else { return DecisionOrPause::Decided(Decision::Execute, None) };
+                    DecisionOrPause::Decided(Decision::Provide(result.clone()), None)
                 };
                 let answers = turn.working.all().open_tool_uses().map(decided).collect();
-                StepRemains { answers, ..StepRemains::default() }
+                UnfinishedStep { answers, ..UnfinishedStep::default() }
             }
             Self::Failing { remains, .. } => *remains,
             Self::Recovering(recovering) => recovering.stage.into_remains(turn),
-            _ => StepRemains::default(),
+            _ => UnfinishedStep::default(),
         }
     }
 }
 
-/// Returns a function for [`Phase::take_awaited`]. The function takes the data of a stage that matches a pattern.
+/// Returns a function for [`AgentPhase::take_awaited`]. The function takes the data of a stage that matches a pattern.
 macro_rules! in_stage {
     ($stage:pat => $data:expr) => {
         |stage| match stage {

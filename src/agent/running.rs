@@ -18,7 +18,7 @@ use tokio::sync::mpsc::{self, UnboundedReceiver, UnboundedSender};
 #[cfg(doc)]
 use super::RunRequest;
 use super::{
-    Accepted, Agent, Event, Failure, Follow, FollowFrom, FollowTarget, PendingUse, Response, Resume,
+    Accepted, Agent, Event, Failure, Follow, FollowFrom, FollowTarget, PendingUse, Response, ResumeDecisions,
     RunOutcome, RunProgress, Snapshot, ToolChange,
 };
 use crate::{
@@ -118,7 +118,7 @@ pub enum RunStep {
 }
 
 /// An element of the stream of a followed run.
-enum Item {
+enum FollowedRunItem {
     Step(RunStep),
     /// Everything that waits for a decision.
     Pauses(Vec<Arc<PendingUse>>),
@@ -126,13 +126,13 @@ enum Item {
 }
 
 /// The items that were not read yet.
-struct Items {
-    queue: VecDeque<Item>,
+struct FollowedRunQueue {
+    queue: VecDeque<FollowedRunItem>,
     /// The tool uses of the newest answer.
     uses: Vec<ToolUse>,
 }
 
-impl Items {
+impl FollowedRunQueue {
     /// Adds the owned form of the progress, unless the run has ended. `snapshot` is the snapshot that has shown the
     /// progress.
     fn add(&mut self, progress: RunProgress<'_>, turn: Option<TurnId>, snapshot: Option<&Snapshot>) {
@@ -155,7 +155,9 @@ impl Items {
             RunProgress::Compaction { message, failure } => {
                 RunStep::Compaction { message: message.cloned(), failure: failure.cloned() }
             }
-            RunProgress::Pauses(pauses) => return self.queue.push_back(Item::Pauses(pauses.to_vec())),
+            RunProgress::Pauses(pauses) => {
+                return self.queue.push_back(FollowedRunItem::Pauses(pauses.to_vec()));
+            }
             RunProgress::Block { index, content, new, ended } => {
                 let text = match content {
                     _ if new.is_empty() => None,
@@ -163,7 +165,7 @@ impl Items {
                     Content::Thinking(_) => Some(RunStep::Thinking { index, new: new.to_owned() }),
                     _ => None,
                 };
-                self.queue.extend(text.map(Item::Step));
+                self.queue.extend(text.map(FollowedRunItem::Step));
                 if !ended {
                     return;
                 }
@@ -186,7 +188,7 @@ impl Items {
             }
             RunProgress::Returned { outcome } => return self.end(Err(unused(outcome))),
         };
-        self.queue.push_back(Item::Step(step));
+        self.queue.push_back(FollowedRunItem::Step(step));
     }
 
     /// Returns the tool use with the input with which it has started. `input` is `None` if it is that of the model.
@@ -202,12 +204,12 @@ impl Items {
     /// Adds the end of the run, unless it has ended.
     fn end(&mut self, end: Result<Arc<Response>, Error>) {
         if !self.has_ended() {
-            self.queue.push_back(Item::End(end));
+            self.queue.push_back(FollowedRunItem::End(end));
         }
     }
 
     fn has_ended(&self) -> bool {
-        matches!(self.queue.back(), Some(Item::End(_)))
+        matches!(self.queue.back(), Some(FollowedRunItem::End(_)))
     }
 }
 
@@ -278,16 +280,16 @@ pub(super) fn value_of<T: DeserializeOwned>(response: Arc<Response>) -> Result<T
 
 /// The commands of an agent or a session that act on a followed run.
 #[async_trait]
-pub(crate) trait Commands: Send + Sync {
-    async fn decide(&self, resume: Resume) -> Result<(), Error>;
+pub(crate) trait RunCommands: Send + Sync {
+    async fn decide(&self, resume: ResumeDecisions) -> Result<(), Error>;
 
     /// Interrupts the run if this turn is in flight.
     async fn interrupt(&self, turn: TurnId) -> Result<bool, Error>;
 }
 
 #[async_trait]
-impl Commands for Agent {
-    async fn decide(&self, resume: Resume) -> Result<(), Error> {
+impl RunCommands for Agent {
+    async fn decide(&self, resume: ResumeDecisions) -> Result<(), Error> {
         Self::decide(self, resume).await
     }
 
@@ -313,7 +315,7 @@ pub struct Pause(Arc<PauseShared>);
 
 struct PauseShared {
     pending: Arc<PendingUse>,
-    commands: Arc<dyn Commands>,
+    commands: Arc<dyn RunCommands>,
     is_settled: AtomicBool,
     /// Gets the pause if it is dropped without a decision. `None` if the reader does not decide.
     dropped: Option<UnboundedSender<Arc<PendingUse>>>,
@@ -414,8 +416,8 @@ impl PartialEq for Pause {
 
 crate::debug::impl_debug!(Pause(self) { pending: self.0.pending, .. });
 
-fn resume(pending: &PendingUse, decision: Decision, by: Option<Arc<str>>) -> Resume {
-    Resume { decisions: vec![(pending.tool_use.id.clone(), decision)], turn: Some(pending.turn), by }
+fn resume(pending: &PendingUse, decision: Decision, by: Option<Arc<str>>) -> ResumeDecisions {
+    ResumeDecisions { decisions: vec![(pending.tool_use.id.clone(), decision)], turn: Some(pending.turn), by }
 }
 
 /// Returns whether nothing waits for the decision any more.
@@ -455,8 +457,8 @@ fn is_late(error: &Error) -> bool {
 /// ```
 #[must_use = "a run is followed only while it is read"]
 pub struct Running {
-    items: Pin<Box<dyn Stream<Item = Item> + Send>>,
-    commands: Arc<dyn Commands>,
+    items: Pin<Box<dyn Stream<Item = FollowedRunItem> + Send>>,
+    commands: Arc<dyn RunCommands>,
     turn: Option<TurnId>,
     pauses: Vec<Arc<PendingUse>>,
     /// Changes of the pauses that were not returned yet.
@@ -478,10 +480,10 @@ impl Running {
         updates: impl Stream<Item = Update<S, E>> + Send + Unpin + 'static,
         event_of: fn(&E) -> Option<&Event>,
         snapshot_of: fn(&S) -> (&History, &Snapshot),
-        commands: Arc<dyn Commands>,
+        commands: Arc<dyn RunCommands>,
         name: &'static str,
     ) -> Self {
-        let read = move |follow: &mut Follow, items: &mut Items, state: &S| {
+        let read = move |follow: &mut Follow, items: &mut FollowedRunQueue, state: &S| {
             let ((history, agent), mut turn) = (snapshot_of(state), follow.turn());
             follow.snapshot(history, agent, &mut |progress| {
                 if let RunProgress::Turn(new) = progress {
@@ -496,7 +498,7 @@ impl Running {
             _ => accepted,
         };
         let mut follow = Follow::new(target, FollowFrom::Start);
-        let mut items = Items { queue: VecDeque::new(), uses: Vec::new() };
+        let mut items = FollowedRunQueue { queue: VecDeque::new(), uses: Vec::new() };
         if let Some(started) = &started {
             follow.accepted(started);
         }
@@ -511,7 +513,7 @@ impl Running {
                 }
                 loop {
                     if let Some(item) = items.queue.pop_front() {
-                        let is_over = matches!(item, Item::End(_));
+                        let is_over = matches!(item, FollowedRunItem::End(_));
                         return Some((item, (updates, follow, items, is_over)));
                     }
                     match updates.next().await {
@@ -591,14 +593,14 @@ impl Running {
                 item = self.items.next() => item,
             };
             match item {
-                Some(Item::Step(step)) => {
+                Some(FollowedRunItem::Step(step)) => {
                     if let RunStep::Turn(turn) = step {
                         self.turn = Some(turn);
                     }
                     return Ok(Some(step));
                 }
-                Some(Item::Pauses(pauses)) => self.set_pauses(pauses),
-                Some(Item::End(end)) => {
+                Some(FollowedRunItem::Pauses(pauses)) => self.set_pauses(pauses),
+                Some(FollowedRunItem::End(end)) => {
                     self.end = Some(end.clone());
                     return end.map(|response| Some(RunStep::Ended(response)));
                 }

@@ -3,7 +3,9 @@ use std::{collections::BTreeSet, sync::Arc, time::Duration};
 use serde::{Deserialize, Serialize, Serializer, ser::SerializeMap};
 use serde_json::Value;
 
-use super::{Compactor, Next, Prompt, Status, WeakAgent, backup::Backup, model_spec::ModelSpec};
+use super::{
+    Next, Prompt, ResolvedCompaction, Status, WeakAgent, backup::ResolvedBackupModel, model_spec::ModelSpec,
+};
 use crate::{
     budget::Budget,
     json::is_shallow,
@@ -31,23 +33,23 @@ pub struct Config {
     /// The registry that resolves names of models. The default registry is used if this is `None`.
     pub(crate) registry: Option<Registry>,
     /// The parts that few agents have.
-    pub(crate) extras: Option<Arc<Extras>>,
+    pub(crate) extras: Option<Arc<RareAgentSettings>>,
 }
 
 /// The parts of a configuration that few agents have.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Extras {
+pub(crate) struct RareAgentSettings {
     /// The names of the tools whose uses need an approval, in addition to the tools that declare it themselves.
     pub(crate) approvals: BTreeSet<String>,
     /// The budget of each prompt.
     pub(crate) budget: Option<Budget>,
     /// The backup models, in order. They are not stored.
-    pub(crate) backups: Arc<[Backup]>,
+    pub(crate) backups: Arc<[ResolvedBackupModel]>,
     /// How long conversations are compacted, if they are. Not stored.
-    pub(crate) compaction: Option<Arc<Compactor>>,
+    pub(crate) compaction: Option<Arc<ResolvedCompaction>>,
 }
 
-impl Extras {
+impl RareAgentSettings {
     /// Returns the parts to change them.
     pub(crate) fn edit(extras: &mut Option<Arc<Self>>) -> &mut Self {
         Arc::make_mut(extras.get_or_insert_default())
@@ -91,14 +93,14 @@ impl Config {
     /// Demands an approval for every use of the tool with this name. The tool may also be one that the service runs
     /// itself, if the service asks for decisions.
     pub fn require_approval(&mut self, tool: impl Into<String>) {
-        Extras::edit(&mut self.extras).approvals.insert(tool.into());
+        RareAgentSettings::edit(&mut self.extras).approvals.insert(tool.into());
     }
 
     /// Sets the budget of each prompt and everything that its run causes. A change by a callback also applies to the
     /// run in flight from the next request on, even if the run's prompt has a budget. A limit that is negative or not
     /// finite is [`ErrorKind::InvalidBudget`]. The budget is not stored.
     pub fn set_budget(&mut self, budget: Budget) {
-        Extras::edit(&mut self.extras).budget = Some(budget);
+        RareAgentSettings::edit(&mut self.extras).budget = Some(budget);
     }
 
     /// Returns the budget of each prompt, if one is set.
@@ -107,26 +109,26 @@ impl Config {
     }
 
     /// Sets the backup models.
-    pub(crate) fn set_backups(&mut self, backups: Arc<[Backup]>) {
+    pub(crate) fn set_backups(&mut self, backups: Arc<[ResolvedBackupModel]>) {
         if !backups.is_empty() {
-            Extras::edit(&mut self.extras).backups = backups;
+            RareAgentSettings::edit(&mut self.extras).backups = backups;
         }
     }
 
     /// Returns the backup models.
-    pub(crate) fn backups(&self) -> &[Backup] {
+    pub(crate) fn backups(&self) -> &[ResolvedBackupModel] {
         self.extras.as_ref().map_or(&[], |extras| &extras.backups)
     }
 
     /// Sets how long conversations are compacted.
-    pub(crate) fn set_compactor(&mut self, compactor: Option<Compactor>) {
+    pub(crate) fn set_compactor(&mut self, compactor: Option<ResolvedCompaction>) {
         if let Some(compactor) = compactor {
-            Extras::edit(&mut self.extras).compaction = Some(Arc::new(compactor));
+            RareAgentSettings::edit(&mut self.extras).compaction = Some(Arc::new(compactor));
         }
     }
 
     /// Returns how long conversations are compacted, if they are.
-    pub(crate) fn compactor(&self) -> Option<&Compactor> {
+    pub(crate) fn compactor(&self) -> Option<&ResolvedCompaction> {
         self.extras.as_ref()?.compaction.as_deref()
     }
 

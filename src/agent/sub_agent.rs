@@ -22,17 +22,19 @@ use tokio::{
 };
 
 use super::{
-    Agent, AgentBuilder, Error, FollowTarget, PendingUse, Prompt, PromptId, Response, Resume, RunStep,
-    Running,
+    Agent, AgentBuilder, Error, FollowTarget, PendingUse, Prompt, PromptId, Response, ResumeDecisions,
+    RunStep, Running,
     core::UNCERTAIN,
-    delegation::{ChildEnd, ChildTarget, ForwardedDecision, NewChild, ParentCall, RunningChild},
+    delegation::{
+        ForwardedDecision, NewSubAgent, ParentCall, RunningSubAgent, SubAgentTarget, SubAgentTerminator,
+    },
     running::value_of,
 };
 use crate::{
     message::ToolUse,
     provider::{OutputSchema, StopReason},
     run::{ErrorKind, RunAt, RunSpec},
-    tool::{AgentLink, ClockStop, Decision, Replay, Schema, Tool, ToolContext, ToolError, ToolOutput},
+    tool::{AgentLink, ClockStopGuard, Decision, Replay, Schema, Tool, ToolContext, ToolError, ToolOutput},
 };
 
 /// The shortest time between two reports of new text.
@@ -44,8 +46,8 @@ const SHOWN: usize = 200;
 /// The member of a progress report that describes a sub-agent.
 const REPORT: &str = "sub_agent";
 
-type Start = Box<dyn Fn(&ToolContext) -> AgentBuilder + Send + Sync>;
-type Input = Box<dyn Fn(Value) -> Result<Prompt, ToolError> + Send + Sync>;
+type SubAgentBuilderFn = Box<dyn Fn(&ToolContext) -> AgentBuilder + Send + Sync>;
+type SubAgentPromptFn = Box<dyn Fn(Value) -> Result<Prompt, ToolError> + Send + Sync>;
 
 /// An agent as a tool: a model delegates a task to it and gets its answer.
 ///
@@ -110,8 +112,8 @@ pub struct SubAgent {
     name: Arc<str>,
     description: String,
     schema: Schema,
-    input: Input,
-    start: Start,
+    input: SubAgentPromptFn,
+    start: SubAgentBuilderFn,
     output: Option<OutputSchema>,
     depth: u8,
     parallel: usize,
@@ -122,7 +124,7 @@ pub struct SubAgent {
 
 /// The default input.
 #[derive(Deserialize, JsonSchema)]
-struct Task {
+struct SubAgentTaskInput {
     /// The task, with everything that is needed to do it. Nothing else of this conversation is known there.
     task: String,
 }
@@ -140,7 +142,7 @@ impl SubAgent {
         let sub_agent = Self {
             name: name.into(),
             description: description.into(),
-            schema: Schema::of_input::<Task>(),
+            schema: Schema::of_input::<SubAgentTaskInput>(),
             input: Box::new(|_| Ok(Prompt::default())),
             start: Box::new(agent),
             output: None,
@@ -149,7 +151,7 @@ impl SubAgent {
             in_memory: false,
             lines: OnceLock::new(),
         };
-        sub_agent.with_input(|input: Task| Prompt::new(input.task))
+        sub_agent.with_input(|input: SubAgentTaskInput| Prompt::new(input.task))
     }
 
     /// Sets the type of the input, and the prompt that is made from it. If the sub-agent is a session, its prompt gets
@@ -276,12 +278,12 @@ impl Tool for SubAgent {
             let child = match &host {
                 Some(host) => {
                     let (name, call) = (Arc::clone(&self.name), Arc::clone(&guard.0));
-                    host.open(NewChild { name, agent: &agent, call, is_known }).await
+                    host.open(NewSubAgent { name, agent: &agent, call, is_known }).await
                 }
-                None => agent().start().await.map(RunningChild::in_memory),
+                None => agent().start().await.map(RunningSubAgent::in_memory),
             };
             let child = child.map_err(failed)?;
-            let call = FollowedCall {
+            let call = FollowedSubAgentCall {
                 name: &self.name,
                 parent: &guard.0,
                 target: &*child.target,
@@ -309,39 +311,39 @@ impl Tool for SubAgent {
 
 crate::debug::impl_debug!(SubAgent(self) { name: self.name, depth: self.depth, parallel: self.parallel, .. });
 
-impl RunningChild {
+impl RunningSubAgent {
     fn in_memory(agent: Agent) -> Self {
         let target = Box::new(agent.clone());
-        Self { target, conversation: None, is_recorded: false, end: Box::new(EndedWithCall(agent)) }
+        Self { target, conversation: None, is_recorded: false, end: Box::new(CancelSubAgentOnDrop(agent)) }
     }
 }
 
 /// Cancels the run of a sub-agent in memory when the call ends, because others can have handles of the agent.
-struct EndedWithCall(Agent);
+struct CancelSubAgentOnDrop(Agent);
 
 #[async_trait]
-impl ChildEnd for EndedWithCall {
+impl SubAgentTerminator for CancelSubAgentOnDrop {
     async fn end(self: Box<Self>, _: bool) {}
 }
 
-impl Drop for EndedWithCall {
+impl Drop for CancelSubAgentOnDrop {
     fn drop(&mut self) {
         self.0.cancel_now();
     }
 }
 
 /// A call whose sub-agent runs.
-struct FollowedCall<'a> {
+struct FollowedSubAgentCall<'a> {
     name: &'a Arc<str>,
     parent: &'a ParentCall,
-    target: &'a dyn ChildTarget,
+    target: &'a dyn SubAgentTarget,
     conversation: Option<&'a Arc<str>>,
     context: &'a ToolContext,
 }
 
 /// The progress of a sub-agent.
 #[derive(Default)]
-struct Progress {
+struct SubAgentProgress {
     step: u32,
     /// The tool uses of the last answer.
     uses: Vec<ToolUse>,
@@ -352,7 +354,7 @@ struct Progress {
     due: Option<Instant>,
 }
 
-impl<'a> FollowedCall<'a> {
+impl<'a> FollowedSubAgentCall<'a> {
     /// Sends the prompt, and follows its run to the end. A prompt that was sent by an earlier process is not sent again.
     async fn run(
         &self,
@@ -374,7 +376,7 @@ impl<'a> FollowedCall<'a> {
         decisions: &mut UnboundedReceiver<ForwardedDecision>,
     ) -> Result<Arc<Response>, Error> {
         let mut deciding = FuturesUnordered::new();
-        let (mut progress, mut clock, mut shown) = (Progress::default(), None, Vec::new());
+        let (mut progress, mut clock, mut shown) = (SubAgentProgress::default(), None, Vec::new());
         loop {
             let due = progress.due.unwrap_or_else(Instant::now);
             tokio::select! {
@@ -403,14 +405,14 @@ impl<'a> FollowedCall<'a> {
     }
 
     /// Shows the pauses as questions of the call. While there are some, the clock of the call is stopped.
-    async fn pause(&self, pauses: &[Arc<PendingUse>]) -> Option<ClockStop<'a>> {
+    async fn pause(&self, pauses: &[Arc<PendingUse>]) -> Option<ClockStopGuard<'a>> {
         let of_sub_agent =
             |pause: &Arc<PendingUse>| pause.of_sub_agent(Arc::clone(self.name), self.conversation.cloned());
         let own = pauses.iter().map(of_sub_agent).collect();
         if !self.parent.set_pauses(own) {
             for pause in pauses {
                 let declined = (pause.tool_use.id.clone(), Decision::reject("no agent is available to ask"));
-                let resume = Resume { decisions: vec![declined], turn: Some(pause.turn), by: None };
+                let resume = ResumeDecisions { decisions: vec![declined], turn: Some(pause.turn), by: None };
                 // If the tool use no longer waits, nothing is left to decline.
                 let _ = self.target.decide(resume).await;
             }
@@ -419,7 +421,7 @@ impl<'a> FollowedCall<'a> {
     }
 
     /// Takes note of a step of the run, and reports it if it is of interest.
-    fn note(&self, step: RunStep, progress: &mut Progress) {
+    fn note(&self, step: RunStep, progress: &mut SubAgentProgress) {
         let mut tool = None;
         let mut below = None;
         match step {
@@ -449,7 +451,7 @@ impl<'a> FollowedCall<'a> {
         self.report(progress, tool, below);
     }
 
-    fn report(&self, progress: &mut Progress, tool: Option<String>, below: Option<Value>) {
+    fn report(&self, progress: &mut SubAgentProgress, tool: Option<String>, below: Option<Value>) {
         (progress.due, progress.last) = (None, Some(Instant::now()));
         let mut report = json!({ "name": self.name, "step": progress.step });
         if let Some(conversation) = self.conversation {

@@ -30,33 +30,33 @@ use futures_channel::mpsc::Sender;
 use tokio::sync::{mpsc, oneshot};
 
 use super::{
-    Admission, AgentCallbacks, Config, Delivery, Durable, Event, Response, RunEnd, Snapshot, State,
+    Admission, AgentCallbacks, CommitItem, Config, Durable, Event, Response, RunEnd, Snapshot, State,
     WeakAgent,
-    command::{Command, Reply, Stop},
-    core::{Call, Context, Core, Effect},
+    command::{AgentCommand, AgentReplyTx, StopAgent},
+    core::{AgentCore, AgentEffect, CallbackCall, CoreContext},
     delegation::SubAgentHost,
-    phase::{Op, Turn},
+    phase::{OpNumber, Turn},
 };
 use crate::{
-    actor::{OwnWake, Termination},
+    actor::{FairYield, Termination},
     message::{History, Timestamp, TurnId},
     provider::{Credentials, Model, Provider, RetryPolicy},
     run::Error,
     subscription::{End, EndReason, EventId, Feed, FeedLimits, SubscriptionStart},
-    telemetry::Caller,
+    telemetry::CallerSpan,
     tool::{Extensions, ToolLimits},
 };
 use calls::drop_contained;
 pub(super) use durability::RecordQueue;
-use presence::ActiveCalls;
+use presence::ActiveToolCalls;
 pub(super) use spending::SharedBudgets;
-use work::Work;
+use work::AgentWork;
 
 /// The number of events that may wait for the commit channel before a new run is refused.
 const MAX_OUTBOX: usize = 1024;
 
 /// The settings that never change during an agent's life.
-pub(super) struct Setup {
+pub(super) struct AgentSetup {
     /// The agent's name, for telemetry.
     pub(super) name: Option<Arc<str>>,
     pub(super) extensions: Extensions,
@@ -103,24 +103,24 @@ pub(super) struct AgentShared {
 }
 
 /// The task of an agent.
-pub(super) struct Task {
-    core: Core,
+pub(super) struct AgentTask {
+    core: AgentCore,
     config: Arc<Config>,
     /// The model whose provider owns the API key and headers in the configuration, if there are any.
     secrets_of: Option<Model>,
-    setup: Arc<Setup>,
+    setup: Arc<AgentSetup>,
     weak: WeakAgent,
     feed: Feed<Event>,
     commit: Option<CommitChannel>,
     /// The application events that wait for `handle_event`.
     notices: VecDeque<Box<dyn std::any::Any + Send>>,
     asker: Option<oneshot::Sender<Result<Arc<Response>, Error>>>,
-    idle_waiters: Vec<Reply<()>>,
-    instance: Option<Instance>,
+    idle_waiters: Vec<AgentReplyTx<()>>,
+    instance: Option<ProviderInstance>,
     /// The tool calls that have not ended.
-    active_calls: Arc<ActiveCalls>,
+    active_calls: Arc<ActiveToolCalls>,
     /// The work in progress. `None` while the agent is idle.
-    work: Option<Box<Work>>,
+    work: Option<Box<AgentWork>>,
     /// `None` if the agent makes no records.
     durability: Option<Box<RecordQueue>>,
     /// The callback that the core has requested and that has not been called yet.
@@ -130,18 +130,18 @@ pub(super) struct Task {
     /// The number of inputs since the agent last yielded to other tasks.
     inputs: u32,
     /// The wait during which other tasks run, if the agent is yielding to them.
-    own_wake: Option<Arc<OwnWake>>,
-    last_words: LastWords,
+    own_wake: Option<Arc<FairYield>>,
+    last_words: AgentTaskKillGuard,
 }
 
 /// A requested callback.
 struct CallbackRequest {
-    op: Op,
-    call: Call,
+    op: OpNumber,
+    call: CallbackCall,
 }
 
 /// The provider instance that serves this conversation.
-struct Instance {
+struct ProviderInstance {
     /// The provider that opened the instance. If `own` is `None`, this provider itself serves all conversations.
     of: Arc<dyn Provider>,
     /// The instance, if the provider created one.
@@ -150,23 +150,23 @@ struct Instance {
 
 /// The commit channel and the events that wait for it.
 struct CommitChannel {
-    sender: Sender<Delivery>,
-    outbox: VecDeque<Delivery>,
+    sender: Sender<CommitItem>,
+    outbox: VecDeque<CommitItem>,
     /// If the next event commits a turn and telemetry is on, the span of the turn's run.
-    run: Caller,
+    run: CallerSpan,
 }
 
 /// When dropped, reports that the task was killed, unless the task has ended cleanly.
-struct LastWords(Arc<AgentShared>);
+struct AgentTaskKillGuard(Arc<AgentShared>);
 
-impl Drop for LastWords {
+impl Drop for AgentTaskKillGuard {
     fn drop(&mut self) {
         self.0.termination.seal(End { reason: EndReason::Killed, snapshot: None });
     }
 }
 
 /// The reason why `drive` returned.
-enum Exit {
+enum AgentExit {
     /// The core requested a callback.
     Call(CallbackRequest),
     /// The running callback has returned.
@@ -174,17 +174,17 @@ enum Exit {
     /// The running callback must be dropped.
     Dropped,
     /// The agent ends.
-    End(EndReason, Option<Stop>),
+    End(EndReason, Option<StopAgent>),
 }
 
-impl Task {
+impl AgentTask {
     /// Sets the end of the conversation's last run. An earlier agent of the conversation has performed this run.
     pub(super) fn set_last_run(&mut self, end: Option<RunEnd>) {
         self.core.set_last_run(end);
     }
 
     /// Makes the task record its turns. With a `core`, the task starts with a turn in flight.
-    pub(super) fn keep_records(&mut self, durability: RecordQueue, core: Option<Core>) {
+    pub(super) fn keep_records(&mut self, durability: RecordQueue, core: Option<AgentCore>) {
         self.durability = Some(Box::new(durability));
         if let Some(core) = core {
             self.core = core;
@@ -194,13 +194,13 @@ impl Task {
     pub(super) fn new(
         history: History,
         config: Config,
-        setup: Setup,
+        setup: AgentSetup,
         weak: WeakAgent,
         shared: Arc<AgentShared>,
-        commit: Option<Sender<Delivery>>,
+        commit: Option<Sender<CommitItem>>,
     ) -> Self {
         Self {
-            core: Core::new(history),
+            core: AgentCore::new(history),
             secrets_of: calls::secrets_of(&config.settings.options, &config.model),
             config: Arc::new(config),
             setup: Arc::new(setup),
@@ -209,7 +209,7 @@ impl Task {
             commit: commit.map(|sender| CommitChannel {
                 sender,
                 outbox: VecDeque::new(),
-                run: Caller::default(),
+                run: CallerSpan::default(),
             }),
             notices: VecDeque::new(),
             asker: None,
@@ -222,7 +222,7 @@ impl Task {
             drop_call: false,
             inputs: 0,
             own_wake: None,
-            last_words: LastWords(shared),
+            last_words: AgentTaskKillGuard(shared),
         }
     }
 
@@ -230,22 +230,22 @@ impl Task {
     pub(super) async fn run(
         mut self: Box<Self>,
         mut callbacks: Box<dyn AgentCallbacks>,
-        mut commands: mpsc::Receiver<Box<Command>>,
+        mut commands: mpsc::Receiver<Box<AgentCommand>>,
     ) {
         let (reason, stop) = loop {
             let call = match self.drive(&mut commands, None).await {
-                Exit::Call(call) => call,
-                Exit::Returned | Exit::Dropped => continue,
-                Exit::End(reason, stop) => break (reason, stop),
+                AgentExit::Call(call) => call,
+                AgentExit::Returned | AgentExit::Dropped => continue,
+                AgentExit::End(reason, stop) => break (reason, stop),
             };
             let (op, callback) = (call.op, call.call.name());
             let mut running = self.call(&mut *callbacks, call);
             let exit = self.drive(&mut commands, Some((op, callback, &mut running))).await;
             drop_contained(running);
-            if callback == Call::HandleEvent.name() && !matches!(exit, Exit::Returned) {
+            if callback == CallbackCall::HandleEvent.name() && !matches!(exit, AgentExit::Returned) {
                 tracing::warn!("an application event is dropped because its handle_event was cut off");
             }
-            if let Exit::End(reason, stop) = exit {
+            if let AgentExit::End(reason, stop) = exit {
                 break (reason, stop);
             }
         };
@@ -255,21 +255,25 @@ impl Task {
 
     /// Like [`step`](Self::step), for the command of a caller. The span of a run that starts is a child of the caller's
     /// span.
-    fn step_for<T>(&mut self, caller: Caller, input: impl FnOnce(&mut Core, &mut Context<'_>) -> T) -> T {
+    fn step_for<T>(
+        &mut self,
+        caller: CallerSpan,
+        input: impl FnOnce(&mut AgentCore, &mut CoreContext<'_>) -> T,
+    ) -> T {
         if caller.is_known() {
             self.work().caller = caller;
         }
         let output = self.step(input);
         if let Some(work) = &mut self.work {
-            work.caller = Caller::default();
+            work.caller = CallerSpan::default();
         }
         output
     }
 
     /// Passes an input to the core and performs the resulting effects.
-    fn step<T>(&mut self, input: impl FnOnce(&mut Core, &mut Context<'_>) -> T) -> T {
+    fn step<T>(&mut self, input: impl FnOnce(&mut AgentCore, &mut CoreContext<'_>) -> T) -> T {
         let none = crate::tool::ToolSet::new();
-        let mut cx = Context {
+        let mut cx = CoreContext {
             // The empty list of the previous step is reused to keep its allocation.
             effects: self.work.as_mut().map(|work| std::mem::take(&mut work.effects)).unwrap_or_default(),
             now: &Timestamp::now,
@@ -287,7 +291,7 @@ impl Task {
         output
     }
 
-    fn perform_all(&mut self, mut effects: Vec<Effect>) {
+    fn perform_all(&mut self, mut effects: Vec<AgentEffect>) {
         for effect in effects.drain(..) {
             self.perform(effect);
         }
@@ -308,9 +312,9 @@ impl Task {
         }
     }
 
-    fn perform(&mut self, effect: Effect) {
+    fn perform(&mut self, effect: AgentEffect) {
         match effect {
-            Effect::Emit(event) => {
+            AgentEffect::Emit(event) => {
                 self.trace(&event);
                 self.report_committed(&event);
                 let reports = self.spending().map(|spending| spending.charge(&event)).unwrap_or_default();
@@ -320,56 +324,56 @@ impl Task {
                     self.emit(Event::Budget(Box::new(report)));
                 }
             }
-            Effect::Call(op, call) => {
+            AgentEffect::Call(op, call) => {
                 self.wanted = Some(CallbackRequest { op, call });
             }
-            Effect::Abort => {
+            AgentEffect::Abort => {
                 drop_contained(self.wanted.take());
                 self.drop_call = true;
                 if let Some(work) = &mut self.work {
                     work.abort();
                 }
             }
-            Effect::DropCall => {
+            AgentEffect::DropCall => {
                 drop_contained(self.wanted.take());
                 self.drop_call = true;
             }
-            Effect::Record => self.record(),
-            Effect::RecordSoon => self.record_soon(),
-            Effect::Held(effect) => self.hold_back(*effect),
-            Effect::Return(op) => self.step(|core, cx| core.paused(op, cx)),
-            Effect::Open(op) => self.open(op),
-            Effect::Summarise(op) => self.summarise(op),
-            Effect::Connect(op) => self.connect(op),
-            Effect::Answer(decision) => {
+            AgentEffect::Record => self.record(),
+            AgentEffect::RecordSoon => self.record_soon(),
+            AgentEffect::Held(effect) => self.hold_back(*effect),
+            AgentEffect::Return(op) => self.step(|core, cx| core.paused(op, cx)),
+            AgentEffect::Open(op) => self.open(op),
+            AgentEffect::Summarise(op) => self.summarise(op),
+            AgentEffect::Connect(op) => self.connect(op),
+            AgentEffect::Answer(decision) => {
                 if let Some(question) = self.work().question.take() {
                     // If the receiver was dropped, the provider has withdrawn its question.
                     let _ = question.send(decision);
                 }
             }
-            Effect::AnswerTool(id, answer) => {
+            AgentEffect::AnswerTool(id, answer) => {
                 if let Some(tasks) = self.work().tasks.as_mut() {
                     tasks.answer(&id, answer);
                 }
             }
-            Effect::EndTool(slot) => {
+            AgentEffect::EndTool(slot) => {
                 if let Some(tasks) = self.work().tasks.as_mut() {
                     tasks.end(slot);
                 }
             }
-            Effect::RunTools(op, calls) => {
+            AgentEffect::RunTools(op, calls) => {
                 if !self.is_cut_off() {
                     self.run_tools(op, calls);
                 }
             }
-            Effect::Delay(op, delay) => self.work().delay(op, delay),
-            Effect::Watch(limit) => {
+            AgentEffect::Delay(op, delay) => self.work().delay(op, delay),
+            AgentEffect::Watch(limit) => {
                 if limit.is_some() || self.work.is_some() {
                     self.work().watch(limit);
                 }
             }
-            Effect::WatchOn { limit, spent } => self.work().watch_on(limit, spent),
-            Effect::FreezeWatch(frozen) => {
+            AgentEffect::WatchOn { limit, spent } => self.work().watch_on(limit, spent),
+            AgentEffect::FreezeWatch(frozen) => {
                 let work = self.work();
                 work.freeze_watch(frozen);
                 if frozen {
@@ -377,8 +381,8 @@ impl Task {
                     work.give_permit_back();
                 }
             }
-            Effect::Expire(tool_use, after) => self.work().expire(tool_use, after),
-            Effect::Resolve(response) => {
+            AgentEffect::Expire(tool_use, after) => self.work().expire(tool_use, after),
+            AgentEffect::Resolve(response) => {
                 if let Some(asker) = self.asker.take() {
                     let _ = asker.send(response);
                 }
@@ -386,7 +390,7 @@ impl Task {
         }
     }
 
-    fn work(&mut self) -> &mut Work {
+    fn work(&mut self) -> &mut AgentWork {
         self.work.get_or_insert_default()
     }
 
@@ -401,7 +405,7 @@ impl Task {
             let settings =
                 turn.map(|turn| &turn.origin.prompt).filter(|prompt| prompt.has_settings()).cloned();
             let record = self.durability.as_mut().and_then(|durability| durability.take_loose());
-            commit.outbox.push_back(Delivery {
+            commit.outbox.push_back(CommitItem {
                 event: Some(event),
                 config: Arc::clone(&self.config),
                 run: std::mem::take(&mut commit.run),

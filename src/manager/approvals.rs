@@ -22,10 +22,10 @@ use crate::{
     error::InvalidId,
     message::{ToolUseId, TurnId},
     run::{Decided, Error, ErrorKind, PendingUse, TurnRecord},
-    session::{Session, SessionCommand, Tenure, damaged_turn},
+    session::{ConversationLease, Session, SessionCommand, damaged_turn},
     store::{
-        Change, Commit, ConversationId, Filter, Labels, Owner, Page, Position, StoreError, StoredTurn,
-        TurnSummary, Turns, Undecidable, Version, Write,
+        Change, Commit, ConversationId, Filter, InapplicableDecision, Labels, Owner, Page, Position,
+        StoreError, StoredTurn, TurnSummary, Turns, Version, Write,
     },
     time::moment_after,
     tool::Decision,
@@ -229,7 +229,7 @@ const LONGEST_OWNED_DELAY: Duration = Duration::from_secs(1);
 
 /// The outcome of an attempt to decide on a tool use of a conversation that is not open in this manager. If another
 /// process owns the conversation, the outcome is an error with the turn and the error of the store.
-type Attempt = Result<(), Box<(StoredTurn, StoreError)>>;
+type DecisionAttemptResult = Result<(), Box<(StoredTurn, StoreError)>>;
 
 impl ManagerShared {
     async fn decide<F: Future<Output = Result<(), Error>>>(
@@ -303,7 +303,7 @@ impl ManagerShared {
         decisions: &[(ToolUseId, Decision)],
         by: Option<Arc<str>>,
         mut known: Option<StoredTurn>,
-    ) -> Result<Attempt, Error> {
+    ) -> Result<DecisionAttemptResult, Error> {
         let mut conflicts = 0;
         loop {
             let approval = |tool_use: &ToolUseId| ApprovalId::new(id.clone(), turn, tool_use.clone());
@@ -327,9 +327,9 @@ impl ManagerShared {
             });
             let (record, result) = match stored.decide(decided.collect()) {
                 Ok(record) => (record, Ok(())),
-                Err(Undecidable::Expired(tool_use, record)) => (*record, Err(stale(&tool_use))),
-                Err(Undecidable::Stale(tool_use)) => return Err(stale(&tool_use)),
-                Err(Undecidable::Damaged(problem)) => {
+                Err(InapplicableDecision::Expired(tool_use, record)) => (*record, Err(stale(&tool_use))),
+                Err(InapplicableDecision::Stale(tool_use)) => return Err(stale(&tool_use)),
+                Err(InapplicableDecision::Damaged(problem)) => {
                     return Err(damaged_turn(&problem));
                 }
             };
@@ -363,7 +363,7 @@ impl ManagerShared {
         // If this future is dropped, the tenure releases the conversation.
         let tenure = self.setup.acquire(&self.store, id).await?;
         let write = Write::on(version);
-        let lease = tenure.as_ref().map(Tenure::lease).transpose()?;
+        let lease = tenure.as_ref().map(ConversationLease::lease).transpose()?;
         let write = lease.map_or(write, |lease| write.under(&lease));
         let written = self.store.write(id, &write, &Change::Commit(commit)).await;
         if let Some(tenure) = tenure {

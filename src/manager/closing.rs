@@ -13,34 +13,34 @@ use super::{
     opening::{aborted, in_a_task},
 };
 use crate::{
-    actor::OwnWake,
-    agent::InFlight,
+    actor::FairYield,
+    agent::StopPolicy,
     run::{Error, ErrorKind},
-    session::{Session, Tenure},
+    session::{ConversationLease, Session},
     store::{Change, ConversationId, Labels, Lease, StateChange, StoreError, Summary, TitleBy, Write},
 };
 
 /// A change of the title or the labels of a conversation.
 #[derive(Clone)]
-pub(crate) enum Description {
+pub(crate) enum TitleOrLabels {
     Title(Option<Arc<str>>),
     Labels(Labels),
 }
 
-impl From<Description> for StateChange {
-    fn from(change: Description) -> Self {
+impl From<TitleOrLabels> for StateChange {
+    fn from(change: TitleOrLabels) -> Self {
         match change {
-            Description::Title(title) => {
+            TitleOrLabels::Title(title) => {
                 Self::Title { title: title.as_deref().map(str::to_owned), by: TitleBy::Person }
             }
-            Description::Labels(labels) => Self::Labels(labels),
+            TitleOrLabels::Labels(labels) => Self::Labels(labels),
         }
     }
 }
 
 /// The treatment of turns in flight when all sessions end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Ending {
+pub(super) enum ShutdownTurnPolicy {
     /// The turns are interrupted.
     Stop,
     /// Recorded turns are left to the next owners of their conversations. Other turns are interrupted.
@@ -66,7 +66,7 @@ impl ManagerShared {
     pub(super) async fn close(
         self: &Arc<Self>,
         id: &ConversationId,
-        in_flight: InFlight,
+        in_flight: StopPolicy,
     ) -> Result<(), Error> {
         let (claim, session) = self.claim(id).await;
         let Some(session) = session else {
@@ -154,10 +154,10 @@ impl ManagerShared {
     pub(super) async fn describe<F: Future<Output = Result<(), Error>>>(
         self: &Arc<Self>,
         id: &ConversationId,
-        change: Description,
+        change: TitleOrLabels,
         check: impl Fn() -> F,
     ) -> Result<(), Error> {
-        if let Description::Title(_) = &change {
+        if let TitleOrLabels::Title(_) = &change {
             return self.describe_one(id, change, check).await;
         }
         if id.is_of_sub_agent() && self.own_labels(id).await?.get(Labels::PARENT).is_some() {
@@ -178,7 +178,7 @@ impl ManagerShared {
     pub(super) async fn describe_one<F: Future<Output = Result<(), Error>>>(
         self: &Arc<Self>,
         id: &ConversationId,
-        change: Description,
+        change: TitleOrLabels,
         check: impl Fn() -> F,
     ) -> Result<(), Error> {
         let claim = loop {
@@ -186,8 +186,8 @@ impl ManagerShared {
             check().await?;
             let Some(session) = session else { break claim };
             let described = match &change {
-                Description::Title(title) => session.set_title(title.as_deref()).await,
-                Description::Labels(labels) => session.relabel(labels.clone()).await,
+                TitleOrLabels::Title(title) => session.set_title(title.as_deref()).await,
+                TitleOrLabels::Labels(labels) => session.relabel(labels.clone()).await,
             };
             match described {
                 Ok(()) => {}
@@ -219,8 +219,8 @@ impl ManagerShared {
         let described = in_a_task(self.patience(), async move {
             inner.describe_stored(&id, change.clone().into()).await?;
             match change {
-                Description::Title(title) => inner.registry().set_stored_title(&id, title),
-                Description::Labels(labels) => inner.registry().set_stored_labels(&id, labels),
+                TitleOrLabels::Title(title) => inner.registry().set_stored_title(&id, title),
+                TitleOrLabels::Labels(labels) => inner.registry().set_stored_labels(&id, labels),
             }
             drop(claim);
             Ok(())
@@ -254,7 +254,7 @@ impl ManagerShared {
             Err(error) => return Err(error.into()),
         };
         first.await?;
-        let lease = tenure.as_ref().map(Tenure::lease).transpose()?;
+        let lease = tenure.as_ref().map(ConversationLease::lease).transpose()?;
         let deleted = self.store.delete(id, lease.as_ref()).await;
         if let Some(tenure) = tenure {
             tenure.end(None).await;
@@ -267,7 +267,7 @@ impl ManagerShared {
     /// the other session adopts the title or the labels.
     async fn describe_stored(&self, id: &ConversationId, change: StateChange) -> Result<(), StoreError> {
         let tenure = self.setup.acquire(&self.store, id).await?;
-        let lease = tenure.as_ref().map(Tenure::lease).transpose()?;
+        let lease = tenure.as_ref().map(ConversationLease::lease).transpose()?;
         let described = self.describe_under(lease.as_ref(), id, change).await;
         if let Some(tenure) = tenure {
             tenure.end(None).await;
@@ -304,7 +304,7 @@ impl ManagerShared {
         session: &Session,
         grace: Duration,
         limit: Duration,
-        in_flight: InFlight,
+        in_flight: StopPolicy,
     ) -> Result<(), Error> {
         let is_idle = !grace.is_zero() && timeout(grace, session.wait_until_idle()).await.is_ok();
         let begun = Instant::now();
@@ -313,9 +313,9 @@ impl ManagerShared {
                 // If the turn has nothing to keep, the interrupt cancels the turn. If the turn is already complete, the
                 // interrupt does nothing.
                 let _ = match in_flight {
-                    InFlight::Keep => session.interrupt().await,
-                    InFlight::Discard => session.cancel().await,
-                    InFlight::Leave => Ok(()),
+                    StopPolicy::Keep => session.interrupt().await,
+                    StopPolicy::Discard => session.cancel().await,
+                    StopPolicy::Leave => Ok(()),
                 };
             }
             self.titled(session).await;
@@ -337,7 +337,7 @@ impl ManagerShared {
         sessions: Vec<Session>,
         begun: Instant,
         limits: Shutdown,
-        ending: Ending,
+        ending: ShutdownTurnPolicy,
     ) -> Vec<(ConversationId, Error)> {
         let mut ends = JoinSet::new();
         let mut failed = Vec::new();
@@ -348,15 +348,15 @@ impl ManagerShared {
                 let (grace, limit) = (limits.grace.saturating_sub(begun.elapsed()), limits.deadline);
                 let one = async move {
                     let ended = match ending {
-                        Ending::Stop => inner.end(&session, grace, limit, InFlight::Keep).await,
-                        Ending::HandOver => session.hand_over(grace, limit).await,
+                        ShutdownTurnPolicy::Stop => inner.end(&session, grace, limit, StopPolicy::Keep).await,
+                        ShutdownTurnPolicy::HandOver => session.hand_over(grace, limit).await,
                     };
                     ended.err().map(|error| (session.id().clone(), error))
                 };
                 ends.spawn(one.in_current_span());
             }
             for _ in 0..ROUNDS {
-                OwnWake::begin().over().await;
+                FairYield::begin().over().await;
                 while let Some(ended) = ends.try_join_next() {
                     failed.extend(or_panic(ended));
                 }
@@ -404,7 +404,7 @@ impl Manager {
     /// If the future is dropped, some sessions may remain open, but they refuse prompts. Call `shutdown` again to end
     /// them.
     pub async fn shutdown(&self, limits: impl Into<Shutdown>) -> Result<(), Error> {
-        self.end_with(limits.into(), Ending::Stop).await
+        self.end_with(limits.into(), ShutdownTurnPolicy::Stop).await
     }
 
     /// Shuts the manager down like [`shutdown`](Self::shutdown), and leaves turns in flight to the next owners of their
@@ -424,10 +424,10 @@ impl Manager {
     ///
     /// As for [`shutdown`](Self::shutdown). A later call of either method ends the remaining sessions.
     pub async fn hand_over(&self, limits: impl Into<Shutdown>) -> Result<(), Error> {
-        self.end_with(limits.into(), Ending::HandOver).await
+        self.end_with(limits.into(), ShutdownTurnPolicy::HandOver).await
     }
 
-    async fn end_with(&self, limits: Shutdown, ending: Ending) -> Result<(), Error> {
+    async fn end_with(&self, limits: Shutdown, ending: ShutdownTurnPolicy) -> Result<(), Error> {
         let Shutdown { grace, deadline } = limits;
         let inner = &self.0;
         inner.registry().is_shut = true;

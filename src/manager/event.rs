@@ -4,14 +4,14 @@ use futures_util::future::BoxFuture;
 use serde::{Deserialize, Serialize};
 use tracing::Instrument;
 
-use super::{ManagerShared, registry::Key};
+use super::{ManagerShared, registry::SessionLifeKey};
 use crate::{
     agent::{Status, SubAgentHost},
     run::Error,
-    session::{Notice, Session, Watcher},
+    session::{Session, SessionNotice, SessionWatcher},
     store::{ConversationId, Labels, Summary},
     subscription::{EndReason, EventId, Numbered},
-    telemetry::{self, Caller},
+    telemetry::{self, CallerSpan},
 };
 
 /// The activity of a managed session.
@@ -264,32 +264,32 @@ impl ManagerSnapshot {
 pub(super) struct SessionWatch {
     pub(super) inner: Weak<ManagerShared>,
     pub(super) id: ConversationId,
-    pub(super) key: Key,
+    pub(super) key: SessionLifeKey,
 }
 
 impl SessionWatch {
-    pub(super) fn new(inner: Weak<ManagerShared>, id: ConversationId, key: Key) -> Self {
+    pub(super) fn new(inner: Weak<ManagerShared>, id: ConversationId, key: SessionLifeKey) -> Self {
         Self { inner, id, key }
     }
 }
 
-impl Watcher for SessionWatch {
-    fn notice(&self, notice: Notice<'_>) {
+impl SessionWatcher for SessionWatch {
+    fn notice(&self, notice: SessionNotice<'_>) {
         let Some(inner) = self.inner.upgrade() else {
             return;
         };
         let (id, key) = (&self.id, self.key);
         match notice {
-            Notice::Status(status) => {
+            SessionNotice::Status(status) => {
                 let mut registry = inner.registry();
                 registry.act(id, key, Some(status), None);
                 if status != Status::Busy {
                     registry.changed(id, key);
                 }
             }
-            Notice::Title(title) => inner.registry().titled(id, key, title.cloned()),
-            Notice::Erased => inner.registry().forget(),
-            Notice::Discarded(turn) => {
+            SessionNotice::Title(title) => inner.registry().titled(id, key, title.cloned()),
+            SessionNotice::Erased => inner.registry().forget(),
+            SessionNotice::Discarded(turn) => {
                 let (id, mut session) = (id.clone(), inner.registry().get(id));
                 let pruning = async move {
                     if session.is_none() {
@@ -304,7 +304,7 @@ impl Watcher for SessionWatch {
                 };
                 tokio::spawn(pruning.in_current_span());
             }
-            Notice::Labels(labels) => {
+            SessionNotice::Labels(labels) => {
                 inner.registry().labelled(id, key, labels.clone());
                 if labels.get(Labels::PARENT).is_none() && inner.store.traits().labels {
                     let root = id.clone();
@@ -321,14 +321,14 @@ impl Watcher for SessionWatch {
                     tokio::spawn(labelling.in_current_span());
                 }
             }
-            Notice::Finished(_) => inner.make_title(id, key),
-            Notice::Left => {
+            SessionNotice::Finished(_) => inner.make_title(id, key),
+            SessionNotice::Left => {
                 let mut registry = inner.registry();
                 registry.touch(id);
                 registry.changed(id, key);
             }
-            Notice::Settled => inner.registry().changed(id, key),
-            Notice::Ended(reason) => inner.registry().ended(id, key, reason),
+            SessionNotice::Settled => inner.registry().changed(id, key),
+            SessionNotice::Ended(reason) => inner.registry().ended(id, key, reason),
         }
     }
 
@@ -349,19 +349,19 @@ impl Watcher for SessionWatch {
 
 impl ManagerShared {
     /// Starts to generate a title for an untitled conversation, in a separate task.
-    fn make_title(self: &Arc<Self>, id: &ConversationId, key: Key) {
+    fn make_title(self: &Arc<Self>, id: &ConversationId, key: SessionLifeKey) {
         if self.titles.is_off() {
             return;
         }
         let Some(session) = self.registry().begin_title(id, key) else {
             return;
         };
-        let titling = Titling { inner: Arc::clone(self), id: id.clone(), key };
+        let titling = TitleGenerationGuard { inner: Arc::clone(self), id: id.clone(), key };
         // A session that is ending accepts no title, so none is generated.
         let Ok(guard) = session.keep() else {
             return;
         };
-        let span = telemetry::title(&Caller::current(), id.as_str());
+        let span = telemetry::title(&CallerSpan::current(), id.as_str());
         let generating = async move {
             let titling = titling;
             titling.inner.title(&session).await;
@@ -409,13 +409,13 @@ impl ManagerShared {
 }
 
 /// A guard that marks a title as being generated until the guard is dropped.
-struct Titling {
+struct TitleGenerationGuard {
     inner: Arc<ManagerShared>,
     id: ConversationId,
-    key: Key,
+    key: SessionLifeKey,
 }
 
-impl Drop for Titling {
+impl Drop for TitleGenerationGuard {
     fn drop(&mut self) {
         self.inner.registry().end_title(&self.id, self.key);
     }

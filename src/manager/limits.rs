@@ -16,12 +16,12 @@ use tokio::{
 
 use super::{
     ManagerShared,
-    opening::{Opening, shut_down},
-    registry::{Errand, InLine, Key},
+    opening::{SessionOpening, shut_down},
+    registry::{OpeningMessage, OpeningQueuePosition, SessionLifeKey},
 };
 use crate::{
     actor::passed,
-    agent::{Admission, Permit},
+    agent::{Admission, RequestPermit},
     run::{Error, ErrorKind},
     store::ConversationId,
     sync::lock,
@@ -51,7 +51,7 @@ impl TurnLimits {
         tenant: Option<Arc<str>>,
         inner: &Arc<ManagerShared>,
         id: &ConversationId,
-        key: Key,
+        key: SessionLifeKey,
     ) -> Option<Arc<dyn Admission>> {
         let tenant = tenant.zip(self.per_tenant).map(|(tenant, limit)| self.tenant(tenant, limit));
         if tenant.is_none() && self.turns.is_none() {
@@ -85,16 +85,20 @@ struct TurnGate {
     turns: Option<Arc<Semaphore>>,
     inner: Weak<ManagerShared>,
     id: ConversationId,
-    key: Key,
+    key: SessionLifeKey,
 }
 
 impl Admission for TurnGate {
-    fn admit(&self) -> Pin<Box<dyn Future<Output = Permit> + Send>> {
+    fn admit(&self) -> Pin<Box<dyn Future<Output = RequestPermit> + Send>> {
         // The tenant's semaphore is acquired first, so that a session that waits for its own tenant's limit takes no
         // place from other tenants.
         let semaphores = [self.tenant.clone(), self.turns.clone()];
-        let mut queue =
-            TurnQueue { inner: Weak::clone(&self.inner), id: self.id.clone(), key: self.key, is_in: false };
+        let mut queue = QueuedRunGuard {
+            inner: Weak::clone(&self.inner),
+            id: self.id.clone(),
+            key: self.key,
+            is_in: false,
+        };
         Box::pin(async move {
             let mut permits: [Option<OwnedSemaphorePermit>; 2] = [None, None];
             for (permit, semaphore) in permits.iter_mut().zip(semaphores) {
@@ -107,20 +111,20 @@ impl Admission for TurnGate {
                 }
             }
             drop(queue);
-            Box::new(permits) as Permit
+            Box::new(permits) as RequestPermit
         })
     }
 }
 
 /// A guard that reports a run as waiting, from `enter` until the guard is dropped.
-struct TurnQueue {
+struct QueuedRunGuard {
     inner: Weak<ManagerShared>,
     id: ConversationId,
-    key: Key,
+    key: SessionLifeKey,
     is_in: bool,
 }
 
-impl TurnQueue {
+impl QueuedRunGuard {
     fn enter(&mut self) {
         if !std::mem::replace(&mut self.is_in, true) {
             self.report_queued(true);
@@ -134,7 +138,7 @@ impl TurnQueue {
     }
 }
 
-impl Drop for TurnQueue {
+impl Drop for QueuedRunGuard {
     fn drop(&mut self) {
         if self.is_in {
             self.report_queued(false);
@@ -149,7 +153,7 @@ impl Drop for TurnQueue {
 
 impl ManagerShared {
     /// Waits until there is room for one more session, if the number of open sessions is limited.
-    pub(super) async fn room(self: &Arc<Self>, opening: &Opening) -> Result<(), Error> {
+    pub(super) async fn room(self: &Arc<Self>, opening: &SessionOpening) -> Result<(), Error> {
         let Some(line) = self.registry().take_place(&opening.id, opening.number) else {
             return Ok(());
         };
@@ -163,21 +167,21 @@ impl ManagerShared {
     }
 
     /// Waits for a place. Meanwhile, asks sessions to sleep when it receives such errands.
-    async fn wait_in_line(&self, line: InLine) {
-        let InLine { number, mut errands } = line;
+    async fn wait_in_line(&self, line: OpeningQueuePosition) {
+        let OpeningQueuePosition { number, mut errands } = line;
         let mut asking: Option<BoxFuture<'_, ()>> = None;
         loop {
             tokio::select! {
                 biased;
                 errand = errands.recv() => match errand {
-                    Some(Errand::PutToSleep { key, session }) => {
+                    Some(OpeningMessage::PutToSleep { key, session }) => {
                         asking = Some(Box::pin(async move {
                             // If `sleep` fails, the session has ended, which makes room too.
                             let ends = session.sleep().await.unwrap_or(true);
                             self.registry().answered(session.id(), key, number, ends);
                         }));
                     }
-                    Some(Errand::Enter) | None => return,
+                    Some(OpeningMessage::Enter) | None => return,
                 },
                 () = passed(&mut asking) => asking = None,
             }

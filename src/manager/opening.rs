@@ -11,7 +11,7 @@ use tracing::Instrument;
 use super::{
     ManagerShared,
     event::SessionWatch,
-    registry::{Key, Number},
+    registry::{SessionLifeKey, SessionOpeningNumber},
     sub_agent::Tenant,
 };
 use crate::{
@@ -23,13 +23,13 @@ use crate::{
 };
 
 /// The exclusive right to work on an id. The right is released when this is dropped, even after a panic.
-pub(super) struct Claim {
+pub(super) struct ConversationClaim {
     inner: Arc<ManagerShared>,
     pub(super) id: ConversationId,
-    pub(super) key: Key,
+    pub(super) key: SessionLifeKey,
 }
 
-impl Drop for Claim {
+impl Drop for ConversationClaim {
     fn drop(&mut self) {
         self.inner.registry().release(&self.id, self.key);
     }
@@ -37,13 +37,13 @@ impl Drop for Claim {
 
 /// The exclusive right to open an id. While it is held, the opening waits for a place, or has one. If this is dropped
 /// before the session is open, the place becomes free.
-pub(super) struct Opening {
+pub(super) struct SessionOpening {
     inner: Arc<ManagerShared>,
     pub(super) id: ConversationId,
-    pub(super) number: Number,
+    pub(super) number: SessionOpeningNumber,
 }
 
-impl Drop for Opening {
+impl Drop for SessionOpening {
     fn drop(&mut self) {
         self.inner.registry().leave_line(&self.id, self.number);
     }
@@ -60,7 +60,7 @@ pub(super) enum OpenedBy {
 
 /// The source of the conversation of a session that is started.
 #[derive(Clone, Copy)]
-pub(super) enum Beginning {
+pub(super) enum ConversationSource {
     /// The store.
     Stored,
     /// A new conversation under an id that may already be taken.
@@ -71,7 +71,7 @@ pub(super) enum Beginning {
     Either,
 }
 
-impl Beginning {
+impl ConversationSource {
     /// Returns whether a session that is already open may be returned instead of a new one.
     fn takes_running(self) -> bool {
         matches!(self, Self::Stored | Self::Either)
@@ -84,7 +84,7 @@ impl ManagerShared {
         self: &Arc<Self>,
         id: ConversationId,
         start: OpenOptions,
-        from: Beginning,
+        from: ConversationSource,
         by: OpenedBy,
     ) -> Result<OpenedSession, Error> {
         let mode = start.mode;
@@ -107,7 +107,7 @@ impl ManagerShared {
             };
             match begun {
                 Ok(number) => {
-                    let opening = Opening { inner: Arc::clone(self), id, number };
+                    let opening = SessionOpening { inner: Arc::clone(self), id, number };
                     return self.start(opening, start, from, by).await;
                 }
                 Err(Ok(_)) if !from.takes_running() => {
@@ -125,12 +125,12 @@ impl ManagerShared {
     }
 
     /// Waits until nobody else works on an id, claims it and returns its open session.
-    pub(super) async fn claim(self: &Arc<Self>, id: &ConversationId) -> (Claim, Option<Session>) {
+    pub(super) async fn claim(self: &Arc<Self>, id: &ConversationId) -> (ConversationClaim, Option<Session>) {
         loop {
             let claimed = self.registry().claim(id);
             match claimed {
                 Ok((key, session)) => {
-                    return (Claim { inner: Arc::clone(self), id: id.clone(), key }, session);
+                    return (ConversationClaim { inner: Arc::clone(self), id: id.clone(), key }, session);
                 }
                 Err(claim) => claim.cancelled().await,
             }
@@ -152,9 +152,9 @@ impl ManagerShared {
     /// waits.
     async fn start(
         self: &Arc<Self>,
-        opening: Opening,
+        opening: SessionOpening,
         start: OpenOptions,
-        from: Beginning,
+        from: ConversationSource,
         by: OpenedBy,
     ) -> Result<OpenedSession, Error> {
         let id = opening.id.clone();
@@ -231,9 +231,9 @@ impl ManagerShared {
 
     async fn launch(
         self: &Arc<Self>,
-        claim: &Claim,
+        claim: &ConversationClaim,
         start: OpenOptions,
-        from: Beginning,
+        from: ConversationSource,
     ) -> Result<(Session, Option<Guard>), Error> {
         let (id, key) = (&claim.id, claim.key);
         let mut start = start;
@@ -254,10 +254,10 @@ impl ManagerShared {
         // Each future is boxed separately, because the futures that open a session are large. Without the boxes, they
         // would all take up space in this future.
         let starting: BoxFuture<'_, Result<Session, Error>> = match from {
-            Beginning::Stored => Box::pin(builder.open(id.clone())),
-            Beginning::Generated => Box::pin(builder.create_with(id.clone())),
-            Beginning::Named => Box::pin(builder.create_with_id(id.clone())),
-            Beginning::Either => Box::pin(builder.open_or_create(id.clone())),
+            ConversationSource::Stored => Box::pin(builder.open(id.clone())),
+            ConversationSource::Generated => Box::pin(builder.create_with(id.clone())),
+            ConversationSource::Named => Box::pin(builder.create_with_id(id.clone())),
+            ConversationSource::Either => Box::pin(builder.open_or_create(id.clone())),
         };
         // A slow store or a slow `init` must not delay a shutdown.
         let session = tokio::select! {

@@ -19,7 +19,7 @@ use tracing::Instrument;
 
 use super::{
     Manager, ManagerBuilder, ManagerShared, OpenOptions,
-    opening::{Beginning, OpenedBy, aborted, shut_down},
+    opening::{ConversationSource, OpenedBy, aborted, shut_down},
 };
 use crate::{
     error_chain,
@@ -56,13 +56,13 @@ pub(super) const USUAL_LEASE: Duration = Duration::from_secs(30);
 /// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Sweep {
-    interval: Interval,
+    interval: SweepInterval,
     filter: Filter,
 }
 
 /// The interval between the sweeps of a manager.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-enum Interval {
+enum SweepInterval {
     /// A third of the duration of the store's leases.
     #[default]
     ThirdOfLease,
@@ -71,7 +71,7 @@ enum Interval {
     Off,
 }
 
-impl Interval {
+impl SweepInterval {
     /// Returns the interval for a store whose leases last this long.
     fn with_leases(self, lasts: Option<Duration>) -> Option<Duration> {
         match self {
@@ -86,12 +86,12 @@ impl Interval {
 impl Sweep {
     /// Returns a sweep that runs at this interval, which is at least ten milliseconds.
     pub fn every(interval: Duration) -> Self {
-        Self { interval: Interval::Every(interval), filter: Filter::default() }
+        Self { interval: SweepInterval::Every(interval), filter: Filter::default() }
     }
 
     /// Returns a sweep that does not run by itself. [`Manager::recover`] still runs it.
     pub fn off() -> Self {
-        Self { interval: Interval::Off, filter: Filter::default() }
+        Self { interval: SweepInterval::Off, filter: Filter::default() }
     }
 
     /// Returns the same sweep for the conversations that match this filter.
@@ -112,12 +112,12 @@ pub struct Recovered {
 
 /// A function that returns the options for opening the conversation of a turn, or `None` if this manager should not
 /// open it.
-type Starter = dyn Fn(&TurnSummary) -> Option<OpenOptions> + Send + Sync;
+type TurnStarterFn = dyn Fn(&TurnSummary) -> Option<OpenOptions> + Send + Sync;
 
 /// How a builder's manager recovers turns.
 #[derive(Default)]
 pub(super) struct RecoverySettings {
-    starter: Option<Arc<Starter>>,
+    starter: Option<Arc<TurnStarterFn>>,
     sweep: Sweep,
     timeout: Option<Duration>,
 }
@@ -125,8 +125,8 @@ pub(super) struct RecoverySettings {
 crate::debug::impl_debug!(RecoverySettings(self) { sweep: self.sweep, .. });
 
 /// How a manager recovers turns, and the state of its sweeps.
-pub(super) struct SweepState {
-    starter: Option<Arc<Starter>>,
+pub(super) struct RecoverySweepState {
+    starter: Option<Arc<TurnStarterFn>>,
     sweep: Sweep,
     /// The time limit for opening one conversation, and for one part of the list of turns.
     timeout: Duration,
@@ -139,9 +139,9 @@ pub(super) struct SweepState {
 }
 
 impl RecoverySettings {
-    pub(super) fn build(self) -> SweepState {
+    pub(super) fn build(self) -> RecoverySweepState {
         let Self { starter, sweep, timeout } = self;
-        SweepState {
+        RecoverySweepState {
             starter,
             sweep,
             timeout: timeout.unwrap_or(TIMEOUT),
@@ -250,13 +250,13 @@ impl Manager {
 /// The positions at which the next sweep continues, or `None` to begin again: among the turns that nobody works on, and
 /// among those that wait for decisions.
 #[derive(Default)]
-struct SweepPositions {
+struct RecoverySweepPositions {
     left: Option<Position>,
     waiting: Option<Position>,
 }
 
 /// The outcome of a sweep for one turn.
-enum SweepOutcome {
+enum RecoverySweepOutcome {
     Opened,
     /// Somebody else works on the turn, or it needs nothing but decisions.
     Skipped,
@@ -267,14 +267,17 @@ impl ManagerShared {
     /// Starts the task of the sweep with the first operation of the manager, because a manager can be built outside of
     /// a runtime.
     pub(super) fn begin_sweeping(self: &Arc<Self>) {
-        let SweepState { starter: Some(starter), sweep, is_sweeping, .. } = &self.recovery else { return };
+        let RecoverySweepState { starter: Some(starter), sweep, is_sweeping, .. } = &self.recovery else {
+            return;
+        };
         let Some(every) = sweep.interval.with_leases(self.store.traits().lease) else { return };
         if self.store.traits().turns && !is_sweeping.swap(true, Ordering::Relaxed) {
             let (inner, starter, every) = (Arc::downgrade(self), Arc::clone(starter), every);
             let gone = self.recovery.alive.token().clone();
             // The task belongs to no caller, so it has no span of a caller.
             tokio::spawn(async move {
-                let (mut attempts, mut after) = (FailedOpenings::default(), SweepPositions::default());
+                let (mut attempts, mut after) =
+                    (FailedOpenings::default(), RecoverySweepPositions::default());
                 loop {
                     let Some(inner) = inner.upgrade().filter(|inner| !inner.registry().is_shut) else {
                         return;
@@ -287,7 +290,7 @@ impl ManagerShared {
                             panic,
                             "a sweep for turns that nobody works on panicked; the next one follows"
                         );
-                        SweepPositions::default()
+                        RecoverySweepPositions::default()
                     });
                     drop(inner);
                     tokio::select! {
@@ -303,10 +306,10 @@ impl ManagerShared {
     /// Runs one sweep of the task. Returns the positions at which the next one continues.
     async fn sweep(
         self: &Arc<Self>,
-        starter: &Arc<Starter>,
+        starter: &Arc<TurnStarterFn>,
         attempts: &mut FailedOpenings,
-        after: SweepPositions,
-    ) -> SweepPositions {
+        after: RecoverySweepPositions,
+    ) -> RecoverySweepPositions {
         let mut recovered = Recovered::default();
         let listed = |listed: Result<Option<Position>, Error>| {
             listed.unwrap_or_else(|error| {
@@ -317,12 +320,12 @@ impl ManagerShared {
         let swept = async {
             let left = self.look_through(starter, attempts, after.left, MOST_PER_SWEEP, &mut recovered).await;
             let waiting = self.end_orphans(after.waiting, MOST_PER_SWEEP).await;
-            SweepPositions { left: listed(left), waiting: listed(waiting) }
+            RecoverySweepPositions { left: listed(left), waiting: listed(waiting) }
         };
         tokio::select! {
             biased;
             swept = swept => swept,
-            () = self.shutting.cancelled() => SweepPositions::default(),
+            () = self.shutting.cancelled() => RecoverySweepPositions::default(),
         }
     }
 
@@ -357,7 +360,7 @@ impl ManagerShared {
     /// to continue, or `None` at the end of the list.
     async fn look_through(
         self: &Arc<Self>,
-        starter: &Arc<Starter>,
+        starter: &Arc<TurnStarterFn>,
         attempts: &mut FailedOpenings,
         mut after: Option<Position>,
         most: usize,
@@ -382,14 +385,14 @@ impl ManagerShared {
                     continue;
                 }
                 let verdict = attempts.verdict(&turn, turn.now, self.recovery.begun.elapsed());
-                if verdict == Verdict::Wait || self.registry().look(&turn.id).is_some() {
+                if verdict == UnownedTurnAction::Wait || self.registry().look(&turn.id).is_some() {
                     after = Some(turn.position);
                     continue;
                 }
                 // A turn that another manager is responsible for needs no place. If time limits have passed, their
                 // decisions are applied first, whether or not this manager opens the conversation.
                 let mut options = None;
-                if verdict == Verdict::Open {
+                if verdict == UnownedTurnAction::Open {
                     match ask(starter, &turn) {
                         Ok(asked) => options = asked,
                         Err(error) => self.failed(turn.clone(), error, attempts, recovered),
@@ -411,7 +414,8 @@ impl ManagerShared {
                 let one = async move {
                     let outcome = contained_async(inner.recover_one(&starter, &turn, verdict, options)).await;
                     let id = &turn.id;
-                    let outcome = outcome.unwrap_or_else(|reason| SweepOutcome::Failed(aborted(id, &reason)));
+                    let outcome =
+                        outcome.unwrap_or_else(|reason| RecoverySweepOutcome::Failed(aborted(id, &reason)));
                     (turn, outcome)
                 };
                 tasks.spawn(one.in_current_span());
@@ -432,7 +436,7 @@ impl ManagerShared {
     /// Returns whether another conversation may be opened, while these tasks are running.
     fn has_room(
         &self,
-        tasks: &JoinSet<(TurnSummary, SweepOutcome)>,
+        tasks: &JoinSet<(TurnSummary, RecoverySweepOutcome)>,
         recovered: &Recovered,
         room: usize,
     ) -> bool {
@@ -455,17 +459,19 @@ impl ManagerShared {
     /// Waits until one of the tasks ends, and records the outcome for its turn.
     async fn settle(
         &self,
-        tasks: &mut JoinSet<(TurnSummary, SweepOutcome)>,
+        tasks: &mut JoinSet<(TurnSummary, RecoverySweepOutcome)>,
         attempts: &mut FailedOpenings,
         recovered: &mut Recovered,
     ) {
         match tasks.join_next().await {
-            Some(Ok((turn, SweepOutcome::Opened))) => {
+            Some(Ok((turn, RecoverySweepOutcome::Opened))) => {
                 attempts.opened(&turn.id);
                 recovered.opened.push(turn.id);
             }
-            Some(Ok((turn, SweepOutcome::Failed(error)))) => self.failed(turn, error, attempts, recovered),
-            Some(Ok((_, SweepOutcome::Skipped)) | Err(_)) | None => {}
+            Some(Ok((turn, RecoverySweepOutcome::Failed(error)))) => {
+                self.failed(turn, error, attempts, recovered)
+            }
+            Some(Ok((_, RecoverySweepOutcome::Skipped)) | Err(_)) | None => {}
         }
     }
 
@@ -494,15 +500,15 @@ impl ManagerShared {
 
     async fn recover_one(
         self: &Arc<Self>,
-        starter: &Arc<Starter>,
+        starter: &Arc<TurnStarterFn>,
         turn: &TurnSummary,
-        verdict: Verdict,
+        verdict: UnownedTurnAction,
         mut options: Option<OpenOptions>,
-    ) -> SweepOutcome {
+    ) -> RecoverySweepOutcome {
         let recovered = async {
-            if verdict == Verdict::Expire {
+            if verdict == UnownedTurnAction::Expire {
                 if !self.expire(&turn.id).await? {
-                    return Ok(SweepOutcome::Skipped);
+                    return Ok(RecoverySweepOutcome::Skipped);
                 }
                 options = ask(starter, turn)?;
             }
@@ -512,9 +518,9 @@ impl ManagerShared {
         timeout(limit, recovered).await.map_or_else(
             |_| {
                 let reason = format!("the conversation was not opened within {limit:?}");
-                SweepOutcome::Failed(aborted(&turn.id, &reason))
+                RecoverySweepOutcome::Failed(aborted(&turn.id, &reason))
             },
-            |outcome| outcome.unwrap_or_else(SweepOutcome::Failed),
+            |outcome| outcome.unwrap_or_else(RecoverySweepOutcome::Failed),
         )
     }
 
@@ -582,16 +588,17 @@ impl ManagerShared {
         self: &Arc<Self>,
         id: &ConversationId,
         options: Option<OpenOptions>,
-    ) -> Result<SweepOutcome, Error> {
-        let Some(options) = options else { return Ok(SweepOutcome::Skipped) };
-        match self.open(id.clone(), options.subscribe(None), Beginning::Stored, OpenedBy::User).await {
-            Ok(_) => Ok(SweepOutcome::Opened),
+    ) -> Result<RecoverySweepOutcome, Error> {
+        let Some(options) = options else { return Ok(RecoverySweepOutcome::Skipped) };
+        match self.open(id.clone(), options.subscribe(None), ConversationSource::Stored, OpenedBy::User).await
+        {
+            Ok(_) => Ok(RecoverySweepOutcome::Opened),
             // Another process was faster, the conversation was deleted, or a sub-agent waits for the turns above it.
             Err(error) => match error.kind() {
                 ErrorKind::OpenElsewhere
                 | ErrorKind::ShutDown
                 | ErrorKind::NotFound
-                | ErrorKind::SubAgent => Ok(SweepOutcome::Skipped),
+                | ErrorKind::SubAgent => Ok(RecoverySweepOutcome::Skipped),
                 _ => Err(error),
             },
         }
@@ -611,10 +618,10 @@ impl ManagerShared {
                 let is_of_call = root.is_some() && inner.call_turn(&id).await?.is_some();
                 let id = root.filter(|_| is_of_call).unwrap_or_else(|| id.clone());
                 let Some(turn) = inner.store.turn(&id).await?.filter(|turn| !only_waits(turn)) else {
-                    return Ok(SweepOutcome::Skipped);
+                    return Ok(RecoverySweepOutcome::Skipped);
                 };
                 if inner.waits_below(&id).await? {
-                    return Ok(SweepOutcome::Skipped);
+                    return Ok(RecoverySweepOutcome::Skipped);
                 }
                 let labels = inner.store.summary(&id).await?.labels;
                 let turn = TurnSummary { labels, ..TurnSummary::new(id.clone(), &turn) };
@@ -657,7 +664,7 @@ pub(super) fn only_waits(turn: &StoredTurn) -> bool {
 }
 
 /// Asks the application for the options to open the conversation of a turn.
-fn ask(starter: &Arc<Starter>, turn: &TurnSummary) -> Result<Option<OpenOptions>, Error> {
+fn ask(starter: &Arc<TurnStarterFn>, turn: &TurnSummary) -> Result<Option<OpenOptions>, Error> {
     contained(|| starter(turn)).map_err(|panic| aborted(&turn.id, &format!("the starter panicked: {panic}")))
 }
 
@@ -680,7 +687,7 @@ const MOST_FAILURES: usize = 4096;
 
 /// What to do with a turn that nobody works on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Verdict {
+enum UnownedTurnAction {
     /// Nothing now: the last failed attempt, or the last record before a restart without progress, is too recent.
     Wait,
     /// Apply the decisions for the time limits that have passed. Then open the conversation, if the turn needs more
@@ -693,11 +700,11 @@ enum Verdict {
 /// The turns that could not be opened.
 #[derive(Debug, Default)]
 struct FailedOpenings {
-    failures: HashMap<ConversationId, Failures>,
+    failures: HashMap<ConversationId, TurnOpeningFailures>,
 }
 
 #[derive(Debug)]
-struct Failures {
+struct TurnOpeningFailures {
     turn: TurnId,
     count: u32,
     /// The time of the next attempt, on the clock of the process.
@@ -707,22 +714,22 @@ struct Failures {
 impl FailedOpenings {
     /// Returns what to do with a turn. `now` is the time by the store's clock, and `at` is the time by a clock that
     /// runs only while the process does.
-    fn verdict(&self, turn: &TurnSummary, now: Timestamp, at: Duration) -> Verdict {
+    fn verdict(&self, turn: &TurnSummary, now: Timestamp, at: Duration) -> UnownedTurnAction {
         let failures = self.failures.get(&turn.id).filter(|failures| failures.turn == turn.turn);
         if failures.is_some_and(|failures| at < failures.next) {
-            return Verdict::Wait;
+            return UnownedTurnAction::Wait;
         }
         let has_expired =
             turn.approvals.iter().any(|approval| approval.survives && approval.has_expired(now));
         if has_expired {
-            return Verdict::Expire;
+            return UnownedTurnAction::Expire;
         }
         // A turn that was handed over was not interrupted by a crash, so it continues without a delay. If the clock was
         // ahead when the turn was recorded, the delay can't be measured. The turn then continues at once, and its
         // restart is recorded with the right time.
         let delay = if turn.orderly { Duration::ZERO } else { delay(turn.lives, LONGEST_BETWEEN_LIVES) };
         let waits = turn.recorded <= now && turn.recorded.after(delay) > now;
-        if waits { Verdict::Wait } else { Verdict::Open }
+        if waits { UnownedTurnAction::Wait } else { UnownedTurnAction::Open }
     }
 
     /// Records that a turn could not be opened.
@@ -734,9 +741,9 @@ impl FailedOpenings {
             return;
         }
         let failures = self.failures.entry(turn.id.clone());
-        let failures = failures.or_insert(Failures { turn: turn.turn, count: 0, next: at });
+        let failures = failures.or_insert(TurnOpeningFailures { turn: turn.turn, count: 0, next: at });
         if failures.turn != turn.turn {
-            *failures = Failures { turn: turn.turn, count: 0, next: at };
+            *failures = TurnOpeningFailures { turn: turn.turn, count: 0, next: at };
         }
         failures.count = failures.count.saturating_add(1);
         failures.next = at.saturating_add(delay(failures.count, LONGEST_BETWEEN_FAILURES));
@@ -785,8 +792,9 @@ mod attempts_tests {
         let attempts = FailedOpenings::default();
         let waits = |lives: u32| {
             let turn = turn(record(1).with_lives(lives), 1_000_000);
-            let is_open =
-                |after: &u64| attempts.verdict(&turn, Timestamp(1_000_000 + after), secs(0)) == Verdict::Open;
+            let is_open = |after: &u64| {
+                attempts.verdict(&turn, Timestamp(1_000_000 + after), secs(0)) == UnownedTurnAction::Open
+            };
             [0, 999, 1000, 1999, 2000, 15_999, 16_000, 59_999, 60_000]
                 .iter()
                 .find(|after| is_open(after))
@@ -798,7 +806,7 @@ mod attempts_tests {
     #[test]
     fn turn_that_was_handed_over_is_opened_at_once() {
         let turn = turn(record(1).with_lives(5).with_orderly(true), 5);
-        assert_eq!(FailedOpenings::default().verdict(&turn, Timestamp(5), secs(0)), Verdict::Open);
+        assert_eq!(FailedOpenings::default().verdict(&turn, Timestamp(5), secs(0)), UnownedTurnAction::Open);
     }
 
     #[test]
@@ -808,15 +816,15 @@ mod attempts_tests {
         for wait in [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 600, 600] {
             attempts.failed(&one, at);
             let early = (at + secs(wait)).saturating_sub(Duration::from_nanos(1));
-            assert_eq!(attempts.verdict(&one, Timestamp(0), early), Verdict::Wait);
+            assert_eq!(attempts.verdict(&one, Timestamp(0), early), UnownedTurnAction::Wait);
             at += secs(wait);
-            assert_eq!(attempts.verdict(&one, Timestamp(0), at), Verdict::Open);
+            assert_eq!(attempts.verdict(&one, Timestamp(0), at), UnownedTurnAction::Open);
         }
         attempts.failed(&one, at);
         let other = turn(record(2), 0);
-        assert_eq!(attempts.verdict(&other, Timestamp(0), at), Verdict::Open, "another turn");
+        assert_eq!(attempts.verdict(&other, Timestamp(0), at), UnownedTurnAction::Open, "another turn");
         attempts.opened(&one.id);
-        assert_eq!(attempts.verdict(&one, Timestamp(0), at), Verdict::Open);
+        assert_eq!(attempts.verdict(&one, Timestamp(0), at), UnownedTurnAction::Open);
     }
 
     #[test]
@@ -827,9 +835,9 @@ mod attempts_tests {
             let turn = turn(record(1).with_lives(3).with_waiting(vec![waiting]), 0);
             FailedOpenings::default().verdict(&turn, Timestamp(now), secs(0))
         };
-        assert_eq!(verdict(limited.clone(), 9_999), Verdict::Open);
-        assert_eq!(verdict(limited.clone(), 10_000), Verdict::Expire);
-        assert_eq!(verdict(limited.with_survives(false), 10_000), Verdict::Open);
+        assert_eq!(verdict(limited.clone(), 9_999), UnownedTurnAction::Open);
+        assert_eq!(verdict(limited.clone(), 10_000), UnownedTurnAction::Expire);
+        assert_eq!(verdict(limited.with_survives(false), 10_000), UnownedTurnAction::Open);
     }
 
     #[test]

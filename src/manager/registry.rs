@@ -21,16 +21,16 @@ use crate::{
 };
 
 /// Identifies one life of a session. Sessions that are opened later with the same id have other keys.
-pub(super) type Key = u64;
+pub(super) type SessionLifeKey = u64;
 
 pub(super) struct OpenConversations {
     slots: HashMap<ConversationId, ManagedSession>,
     /// The openings whose sessions are not open yet.
-    openings: HashMap<ConversationId, OpeningState>,
+    openings: HashMap<ConversationId, SessionOpeningState>,
     /// The conversations that wait for room or have just got it, sorted by the numbers of their openings.
-    waiting: BTreeMap<Number, ConversationId>,
+    waiting: BTreeMap<SessionOpeningNumber, ConversationId>,
     /// The openings that are waiting for a place.
-    line: BTreeMap<Number, WaitingOpening>,
+    line: BTreeMap<SessionOpeningNumber, WaitingSessionOpening>,
     /// The number of unused places for open sessions. While it is above 0, the line is empty.
     free: usize,
     /// The number of sessions that were asked to sleep or are ending, so that openings in line get places.
@@ -38,7 +38,7 @@ pub(super) struct OpenConversations {
     /// The sessions that may be asked to sleep, sorted by the time of their last use. The map is maintained only while
     /// the line is not empty. Entries may be outdated.
     prospects: BTreeMap<u64, ConversationId>,
-    last_key: Key,
+    last_key: SessionLifeKey,
     /// A counter of changes. It puts the changes in order.
     clock: u64,
     feed: Feed<ManagerEvent>,
@@ -51,7 +51,7 @@ pub(super) struct OpenConversations {
 
 /// The state of one id that is open or in use.
 struct ManagedSession {
-    key: Key,
+    key: SessionLifeKey,
     /// The session, while it is open.
     session: Option<Session>,
     /// A token that exists while the conversation is being opened, closed, renamed or deleted. Other callers wait until
@@ -73,7 +73,7 @@ struct ManagedSession {
     /// When the conversation was opened, as a value of the registry's clock.
     since: u64,
     /// The state of the request to make room.
-    rest: SleepRequest,
+    rest: SessionSleepRequest,
     /// The caller that has opened the session. The session of a call has no place.
     opened_by: OpenedBy,
 }
@@ -122,7 +122,10 @@ impl OpenConversations {
 
     /// Claims an id, whether or not its session is open, and returns the session. Nobody else works on the id until the
     /// claim is released. If another caller holds the claim, returns the token that is cancelled when it is released.
-    pub(super) fn claim(&mut self, id: &ConversationId) -> Result<(Key, Option<Session>), CancellationToken> {
+    pub(super) fn claim(
+        &mut self,
+        id: &ConversationId,
+    ) -> Result<(SessionLifeKey, Option<Session>), CancellationToken> {
         self.clock += 1;
         let slot = self.slots.entry(id.clone()).or_insert_with(|| {
             self.last_key += 1;
@@ -140,7 +143,7 @@ impl OpenConversations {
                 titling: None,
                 used: self.clock,
                 since: 0,
-                rest: SleepRequest::default(),
+                rest: SessionSleepRequest::default(),
                 opened_by: OpenedBy::User,
             }
         });
@@ -152,7 +155,7 @@ impl OpenConversations {
     }
 
     /// Releases a claim, and removes the slot if no session is open.
-    pub(super) fn release(&mut self, id: &ConversationId, key: Key) {
+    pub(super) fn release(&mut self, id: &ConversationId, key: SessionLifeKey) {
         let Some(slot) = self.slots.get_mut(id).filter(|slot| slot.key == key) else {
             return;
         };
@@ -170,7 +173,13 @@ impl OpenConversations {
     // ---- open sessions ----
 
     /// Registers the session of a claimed id as open.
-    pub(super) fn opened(&mut self, key: Key, session: Session, title: Option<Arc<str>>, labels: Labels) {
+    pub(super) fn opened(
+        &mut self,
+        key: SessionLifeKey,
+        session: Session,
+        title: Option<Arc<str>>,
+        labels: Labels,
+    ) {
         let id = session.id().clone();
         self.clock += 1;
         let clock = self.clock;
@@ -197,7 +206,7 @@ impl OpenConversations {
 
     // ---- notifications of sessions ----
 
-    fn slot(&mut self, id: &ConversationId, key: Key) -> Option<&mut ManagedSession> {
+    fn slot(&mut self, id: &ConversationId, key: SessionLifeKey) -> Option<&mut ManagedSession> {
         self.slots.get_mut(id).filter(|slot| slot.key == key)
     }
 
@@ -213,7 +222,7 @@ impl OpenConversations {
     pub(super) fn act(
         &mut self,
         id: &ConversationId,
-        key: Key,
+        key: SessionLifeKey,
         status: Option<Status>,
         queued: Option<bool>,
     ) {
@@ -231,7 +240,7 @@ impl OpenConversations {
     }
 
     /// Records the new title that a session has reported.
-    pub(super) fn titled(&mut self, id: &ConversationId, key: Key, title: Option<Arc<str>>) {
+    pub(super) fn titled(&mut self, id: &ConversationId, key: SessionLifeKey, title: Option<Arc<str>>) {
         let Some(slot) = self.slot(id, key) else { return };
         slot.title.clone_from(&title);
         slot.has_current_title = true;
@@ -254,7 +263,7 @@ impl OpenConversations {
     }
 
     /// Records the new labels that a session has reported.
-    pub(super) fn labelled(&mut self, id: &ConversationId, key: Key, labels: Labels) {
+    pub(super) fn labelled(&mut self, id: &ConversationId, key: SessionLifeKey, labels: Labels) {
         let Some(slot) = self.slot(id, key) else { return };
         slot.labels.clone_from(&labels);
         slot.has_current_labels = true;
@@ -280,7 +289,7 @@ impl OpenConversations {
     }
 
     /// Records that a session has ended.
-    pub(super) fn ended(&mut self, id: &ConversationId, key: Key, reason: &EndReason) {
+    pub(super) fn ended(&mut self, id: &ConversationId, key: SessionLifeKey, reason: &EndReason) {
         let Some(slot) = self.slots.get_mut(id).filter(|slot| slot.key == key) else { return };
         let was_open = slot.session.take().is_some();
         let had_place = was_open && slot.opened_by == OpenedBy::User;
@@ -305,14 +314,14 @@ impl OpenConversations {
 
     /// If an open session has no title and none is being generated yet, marks that a title is being generated, and
     /// returns the session.
-    pub(super) fn begin_title(&mut self, id: &ConversationId, key: Key) -> Option<Session> {
+    pub(super) fn begin_title(&mut self, id: &ConversationId, key: SessionLifeKey) -> Option<Session> {
         let slot = self.slot(id, key).filter(|slot| slot.title.is_none() && slot.titling.is_none())?;
         let session = slot.session.clone()?;
         slot.titling = Some(CancellationToken::new());
         Some(session)
     }
 
-    pub(super) fn end_title(&mut self, id: &ConversationId, key: Key) {
+    pub(super) fn end_title(&mut self, id: &ConversationId, key: SessionLifeKey) {
         if let Some(titling) = self.slot(id, key).and_then(|slot| slot.titling.take()) {
             titling.cancel();
         }
@@ -370,7 +379,7 @@ impl OpenConversations {
     }
 
     /// Returns whether this life of a session is open.
-    pub(super) fn is_open(&self, id: &ConversationId, key: Key) -> bool {
+    pub(super) fn is_open(&self, id: &ConversationId, key: SessionLifeKey) -> bool {
         self.slots.get(id).is_some_and(|slot| slot.key == key && slot.session.is_some())
     }
 
@@ -424,13 +433,13 @@ impl OpenConversations {
 // Places for open sessions. Openings wait in line for a place, and idle sessions are asked to make room.
 //
 // Each opening in line causes at most one session to be asked to sleep or to end. Different openings do this at the
-// same time. The lock is never held while a session replies: an opening in line receives an [`Errand`], performs it in
+// same time. The lock is never held while a session replies: an opening in line receives an [`OpeningMessage`], performs it in
 // its own task and reports the reply. Nothing is polled. A session that refuses is asked again only after it has
 // reported a change.
 
 /// An opening whose session is not open yet. Other openings of the id wait for its end.
-struct OpeningState {
-    number: Number,
+struct SessionOpeningState {
+    number: SessionOpeningNumber,
     /// Cancelled when the session is open, or the opening is given up.
     ended: CancellationToken,
     /// Whether the opening has a place. The place then passes to the open session, and becomes free when the session has
@@ -439,39 +448,39 @@ struct OpeningState {
 }
 
 /// An opening that waits for a place.
-struct WaitingOpening {
-    errands: mpsc::UnboundedSender<Errand>,
+struct WaitingSessionOpening {
+    errands: mpsc::UnboundedSender<OpeningMessage>,
     /// The session that this opening is asking to sleep, with its key.
-    asking: Option<(ConversationId, Key)>,
+    asking: Option<(ConversationId, SessionLifeKey)>,
 }
 
 /// Identifies an opening. An opening that began earlier has a smaller number.
-pub(super) type Number = u64;
+pub(super) type SessionOpeningNumber = u64;
 
 /// A message to an opening in line.
-pub(super) enum Errand {
+pub(super) enum OpeningMessage {
     /// Ask this session to sleep, and report the reply to [`OpenConversations::answered`]. An opening performs at most one
     /// errand at a time.
-    PutToSleep { key: Key, session: Session },
+    PutToSleep { key: SessionLifeKey, session: Session },
     /// The opening has a place and can continue. This is the last message.
     Enter,
 }
 
 /// The position in line that an opening holds: its number and the receiver of its errands.
-pub(super) struct InLine {
-    pub(in crate::manager) number: Number,
+pub(super) struct OpeningQueuePosition {
+    pub(in crate::manager) number: SessionOpeningNumber,
     /// The channel is unbounded, but it never holds more than two messages: one errand and the place.
-    pub(in crate::manager) errands: mpsc::UnboundedReceiver<Errand>,
+    pub(in crate::manager) errands: mpsc::UnboundedReceiver<OpeningMessage>,
 }
 
 /// Whether a session was asked to make room, and the result.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-enum SleepRequest {
+enum SessionSleepRequest {
     #[default]
     Unasked,
     /// An opening is asking the session to sleep.
     Asked {
-        by: Number,
+        by: SessionOpeningNumber,
         /// Whether the session has reported a change since it was asked. If it has, its refusal may be outdated.
         has_changed: bool,
     },
@@ -481,7 +490,7 @@ enum SleepRequest {
     Ending,
 }
 
-impl SleepRequest {
+impl SessionSleepRequest {
     /// Returns whether the session may soon make room, because it was asked to sleep or is ending.
     fn counts(self) -> bool {
         matches!(self, Self::Asked { .. } | Self::Ending)
@@ -491,7 +500,7 @@ impl SleepRequest {
 impl ManagedSession {
     /// Returns whether the session may be asked to sleep. A paused session agrees if its turn is recorded.
     fn may_sleep(&self) -> bool {
-        self.rest == SleepRequest::Unasked
+        self.rest == SessionSleepRequest::Unasked
             && self.opened_by == OpenedBy::User
             && self.claim.is_none()
             && self.status != Status::Busy
@@ -501,15 +510,20 @@ impl ManagedSession {
 
 impl OpenConversations {
     /// Begins an opening of an id for which [`OpenConversations::look`] returns nothing.
-    pub(in crate::manager) fn begin_opening(&mut self, id: &ConversationId) -> Number {
+    pub(in crate::manager) fn begin_opening(&mut self, id: &ConversationId) -> SessionOpeningNumber {
         self.clock += 1;
-        let opening = OpeningState { number: self.clock, ended: CancellationToken::new(), has_place: false };
+        let opening =
+            SessionOpeningState { number: self.clock, ended: CancellationToken::new(), has_place: false };
         self.openings.insert(id.clone(), opening);
         self.clock
     }
 
     /// Takes a place for an opening. If no place is free, the opening joins the line.
-    pub(in crate::manager) fn take_place(&mut self, id: &ConversationId, number: Number) -> Option<InLine> {
+    pub(in crate::manager) fn take_place(
+        &mut self,
+        id: &ConversationId,
+        number: SessionOpeningNumber,
+    ) -> Option<OpeningQueuePosition> {
         let opening = self.openings.get_mut(id)?;
         if self.free > 0 {
             opening.has_place = true;
@@ -520,11 +534,11 @@ impl OpenConversations {
             self.find_prospects();
         }
         let (sender, errands) = mpsc::unbounded_channel();
-        self.line.insert(number, WaitingOpening { errands: sender, asking: None });
+        self.line.insert(number, WaitingSessionOpening { errands: sender, asking: None });
         self.waiting.insert(number, id.clone());
         self.emit(ManagerEvent::Waiting { id: id.clone() });
         self.make_room();
-        Some(InLine { number, errands })
+        Some(OpeningQueuePosition { number, errands })
     }
 
     /// Ends the opening whose session is open now. Its place belongs to the session.
@@ -536,7 +550,7 @@ impl OpenConversations {
     }
 
     /// Gives up an opening with its place, or with its position in line, unless its session is open.
-    pub(in crate::manager) fn leave_line(&mut self, id: &ConversationId, number: Number) {
+    pub(in crate::manager) fn leave_line(&mut self, id: &ConversationId, number: SessionOpeningNumber) {
         if self.openings.get(id).is_none_or(|opening| opening.number != number) {
             return;
         }
@@ -547,7 +561,7 @@ impl OpenConversations {
         if self.waiting.remove(&number).is_some() {
             self.emit(ManagerEvent::GivenUp { id: id.clone() });
         }
-        if let Some(OpeningState { ended, has_place, .. }) = opening {
+        if let Some(SessionOpeningState { ended, has_place, .. }) = opening {
             ended.cancel();
             if has_place {
                 self.vacate();
@@ -562,7 +576,7 @@ impl OpenConversations {
             let entering = self.waiting.get(&number).and_then(|id| self.openings.get_mut(id));
             let has_entered = entering.map(|entering| entering.has_place = true).is_some();
             // The send fails if the opening was given up. That opening passes its place on when it is dropped.
-            let _ = opening.errands.send(Errand::Enter);
+            let _ = opening.errands.send(OpeningMessage::Enter);
             self.withdraw(opening);
             if has_entered {
                 return;
@@ -573,12 +587,12 @@ impl OpenConversations {
 
     /// Withdraws the request of an opening that has left the line. The opening no longer waits for the session that it
     /// asked.
-    fn withdraw(&mut self, opening: WaitingOpening) {
+    fn withdraw(&mut self, opening: WaitingSessionOpening) {
         let Some((id, key)) = opening.asking else { return };
         if let Some(slot) = self.slot(&id, key)
-            && matches!(slot.rest, SleepRequest::Asked { .. })
+            && matches!(slot.rest, SessionSleepRequest::Asked { .. })
         {
-            slot.rest = SleepRequest::Unasked;
+            slot.rest = SessionSleepRequest::Unasked;
             self.making_room -= 1;
             self.consider(&id);
         }
@@ -603,16 +617,22 @@ impl OpenConversations {
             let (Some(opening), Some(session)) = (self.line.get_mut(&number), slot.session.clone()) else {
                 return;
             };
-            slot.rest = SleepRequest::Asked { by: number, has_changed: false };
+            slot.rest = SessionSleepRequest::Asked { by: number, has_changed: false };
             opening.asking = Some((id, slot.key));
             // The send fails if the opening was given up. That opening leaves the line when it is dropped.
-            let _ = opening.errands.send(Errand::PutToSleep { key: slot.key, session });
+            let _ = opening.errands.send(OpeningMessage::PutToSleep { key: slot.key, session });
             self.making_room += 1;
         }
     }
 
     /// Processes a session's reply to the opening that asked the session to sleep.
-    pub(in crate::manager) fn answered(&mut self, id: &ConversationId, key: Key, by: Number, ends: bool) {
+    pub(in crate::manager) fn answered(
+        &mut self,
+        id: &ConversationId,
+        key: SessionLifeKey,
+        by: SessionOpeningNumber,
+        ends: bool,
+    ) {
         // Clear only a request to this session: it may have ended after it replied, and the opening may already be
         // asking another session.
         if let Some(opening) = self.line.get_mut(&by)
@@ -621,13 +641,13 @@ impl OpenConversations {
             opening.asking = None;
         }
         if let Some(slot) = self.slot(id, key)
-            && let SleepRequest::Asked { by: asked_by, has_changed } = slot.rest
+            && let SessionSleepRequest::Asked { by: asked_by, has_changed } = slot.rest
             && asked_by == by
         {
             slot.rest = match (ends, has_changed) {
-                (true, _) => SleepRequest::Ending,
-                (false, true) => SleepRequest::Unasked,
-                (false, false) => SleepRequest::Refused,
+                (true, _) => SessionSleepRequest::Ending,
+                (false, true) => SessionSleepRequest::Unasked,
+                (false, false) => SessionSleepRequest::Refused,
             };
             if !ends {
                 self.making_room -= 1;
@@ -639,11 +659,11 @@ impl OpenConversations {
 
     /// Clears the request that asked a session to make room, because the session has ended. The caller passes the place
     /// on with [`vacate`](Self::vacate).
-    fn end_rest(&mut self, rest: SleepRequest) {
+    fn end_rest(&mut self, rest: SessionSleepRequest) {
         if rest.counts() {
             self.making_room -= 1;
         }
-        if let SleepRequest::Asked { by, .. } = rest
+        if let SessionSleepRequest::Asked { by, .. } = rest
             && let Some(opening) = self.line.get_mut(&by)
         {
             opening.asking = None;
@@ -651,15 +671,15 @@ impl OpenConversations {
     }
 
     /// Processes a change of a session, after which the session may be ready to sleep.
-    pub(in crate::manager) fn changed(&mut self, id: &ConversationId, key: Key) {
+    pub(in crate::manager) fn changed(&mut self, id: &ConversationId, key: SessionLifeKey) {
         if self.line.is_empty() {
             return;
         }
         let Some(slot) = self.slot(id, key) else { return };
         match &mut slot.rest {
-            SleepRequest::Refused => slot.rest = SleepRequest::Unasked,
-            SleepRequest::Asked { has_changed, .. } => *has_changed = true,
-            SleepRequest::Unasked | SleepRequest::Ending => {}
+            SessionSleepRequest::Refused => slot.rest = SessionSleepRequest::Unasked,
+            SessionSleepRequest::Asked { has_changed, .. } => *has_changed = true,
+            SessionSleepRequest::Unasked | SessionSleepRequest::Ending => {}
         }
         self.consider(id);
         self.make_room();
@@ -679,8 +699,8 @@ impl OpenConversations {
     fn find_prospects(&mut self) {
         self.prospects.clear();
         for (id, slot) in &mut self.slots {
-            if slot.rest == SleepRequest::Refused {
-                slot.rest = SleepRequest::Unasked;
+            if slot.rest == SessionSleepRequest::Refused {
+                slot.rest = SessionSleepRequest::Unasked;
             }
             if slot.may_sleep() {
                 self.prospects.insert(slot.used, id.clone());

@@ -24,7 +24,7 @@
 //!
 //! # Attacks and answers
 //!
-//! - The call is dropped at any await: `CallEnd` exists before the opening begins. A task waits for an opening that is in
+//! - The call is dropped at any await: `SubAgentSessionCloser` exists before the opening begins. A task waits for an opening that is in
 //!   progress, and then closes the child. Until then, the flag of the call keeps the child from starting anything.
 //! - The opening or the close never returns: the entry stays, and those who wait for it have the close timeout. The manager
 //!   gives both up after twice this time.
@@ -65,21 +65,23 @@ use tracing::Instrument;
 
 use super::{
     Activity, ManagerShared, OpenOptions,
-    closing::Description,
+    closing::TitleOrLabels,
     event::SessionWatch,
-    opening::{Beginning, OpenedBy, shut_down},
+    opening::{ConversationSource, OpenedBy, shut_down},
     recovery::only_waits,
-    registry::{Key, OpenConversations},
+    registry::{OpenConversations, SessionLifeKey},
 };
 use crate::{
-    agent::{ChildEnd, Durable, InFlight, NewChild, ParentCall, RunningChild, SubAgentHost},
+    agent::{
+        Durable, NewSubAgent, ParentCall, RunningSubAgent, StopPolicy, SubAgentHost, SubAgentTerminator,
+    },
     error::InvalidId,
     message::{MessageId, ToolUseId, TurnId, UsageSum},
     run::{Error, ErrorKind, PromptState, RunEnd, RunOutcome},
     session::{Session, SessionSnapshot, closed},
     store::{
         Commit, ConversationId, Filter, Labels, Owner, Page, Position, StoreError, StoredTurn, Summary,
-        digest::Digest,
+        digest::ContentHasher,
     },
     time::scaled,
 };
@@ -94,7 +96,7 @@ pub(super) struct Tenant(pub(super) Arc<str>);
 
 /// The calls whose sub-agents are sessions, by the conversations of the sub-agents.
 pub(super) struct SubAgentCalls {
-    calls: HashMap<ConversationId, CallState>,
+    calls: HashMap<ConversationId, SubAgentCallState>,
     max: usize,
     /// The number of calls that have entered.
     entered: u64,
@@ -102,7 +104,7 @@ pub(super) struct SubAgentCalls {
     one_left: CancellationToken,
 }
 
-struct CallState {
+struct SubAgentCallState {
     parent: ConversationId,
     /// Cancelled when the sub-agent is closed.
     left: CancellationToken,
@@ -131,7 +133,7 @@ impl SubAgentCalls {
 
     /// Removes a call whose sub-agent is closed, and wakes those who wait for it or for any call.
     fn leave(&mut self, child: &ConversationId) {
-        if let Some(CallState { left, .. }) = self.calls.remove(child) {
+        if let Some(SubAgentCallState { left, .. }) = self.calls.remove(child) {
             left.cancel();
             std::mem::take(&mut self.one_left).cancel();
         }
@@ -156,7 +158,7 @@ impl OpenConversations {
     fn enter_call(
         &mut self,
         child: &ConversationId,
-        parent: (&ConversationId, Key),
+        parent: (&ConversationId, SessionLifeKey),
         waits: bool,
     ) -> Result<Option<CancellationToken>, Error> {
         if !self.is_open(parent.0, parent.1) {
@@ -176,19 +178,22 @@ impl OpenConversations {
             }
         }
         *entered += 1;
-        calls.insert(child.clone(), CallState { parent: parent.0.clone(), left: CancellationToken::new() });
+        calls.insert(
+            child.clone(),
+            SubAgentCallState { parent: parent.0.clone(), left: CancellationToken::new() },
+        );
         Ok(None)
     }
 }
 
 /// The entry of a call in the registry. The call leaves when this is dropped.
-struct CallEntry {
+struct SubAgentCallEntry {
     /// Weak, because the manager has the session whose tool has this entry.
     inner: Weak<ManagerShared>,
     child: ConversationId,
 }
 
-impl Drop for CallEntry {
+impl Drop for SubAgentCallEntry {
     fn drop(&mut self) {
         if let Some(inner) = self.inner.upgrade() {
             inner.registry().calls.leave(&self.child);
@@ -197,21 +202,21 @@ impl Drop for CallEntry {
 }
 
 /// Closes the session of a sub-agent when its call ends.
-struct CallEnd {
-    entry: Option<CallEntry>,
+struct SubAgentSessionCloser {
+    entry: Option<SubAgentCallEntry>,
     call: Arc<ParentCall>,
     /// The conversation of the call.
     parent: ConversationId,
 }
 
-impl CallEnd {
+impl SubAgentSessionCloser {
     /// Starts to close the session, in a task, because a drop can't wait. Without a manager, the session ends with its
     /// last handle, which the call has.
     fn close(&mut self, is_left: bool) -> Option<JoinHandle<()>> {
         let entry = self.entry.take()?;
         let inner = entry.inner.upgrade()?;
         let parent = self.parent.clone();
-        let in_flight = if is_left || self.call.is_left() { InFlight::Leave } else { InFlight::Keep };
+        let in_flight = if is_left || self.call.is_left() { StopPolicy::Leave } else { StopPolicy::Keep };
         let was_parked = self.call.is_parked();
         let closing = async move {
             let child = &entry.child;
@@ -225,11 +230,11 @@ impl CallEnd {
             if let Err(error) = inner.close(child, in_flight).await {
                 tracing::warn!(%child, %error, "a sub-agent was not closed completely");
             }
-            if in_flight == InFlight::Leave && was_parked {
+            if in_flight == StopPolicy::Leave && was_parked {
                 // A decision can have come after the root had agreed to end.
                 inner.continue_decided(child);
             }
-            if in_flight != InFlight::Leave
+            if in_flight != StopPolicy::Leave
                 && let Err(error) = inner.delete_without_parent(child, &parent).await
             {
                 tracing::warn!(%child, %error, "a sub-agent was not deleted with its parent");
@@ -240,7 +245,7 @@ impl CallEnd {
 }
 
 #[async_trait]
-impl ChildEnd for CallEnd {
+impl SubAgentTerminator for SubAgentSessionCloser {
     async fn end(mut self: Box<Self>, is_left: bool) {
         if let Some(closing) = self.close(is_left) {
             // An error means that the runtime ends.
@@ -249,7 +254,7 @@ impl ChildEnd for CallEnd {
     }
 }
 
-impl Drop for CallEnd {
+impl Drop for SubAgentSessionCloser {
     fn drop(&mut self) {
         self.close(false);
     }
@@ -257,7 +262,7 @@ impl Drop for CallEnd {
 
 #[async_trait]
 impl SubAgentHost for SessionWatch {
-    async fn open(&self, child: NewChild<'_>) -> Result<RunningChild, Error> {
+    async fn open(&self, child: NewSubAgent<'_>) -> Result<RunningSubAgent, Error> {
         let id = child_id(child.call.key());
         let id = id.map_err(|error| Error::new(ErrorKind::Internal, error.to_string()))?;
         // A call that waits does not keep the manager.
@@ -269,16 +274,19 @@ impl SubAgentHost for SessionWatch {
         {
             other.cancelled().await;
         }
-        let entry = CallEntry { inner: Weak::clone(&self.inner), child: id.clone() };
-        let end =
-            Box::new(CallEnd { entry: Some(entry), call: Arc::clone(&child.call), parent: self.id.clone() });
+        let entry = SubAgentCallEntry { inner: Weak::clone(&self.inner), child: id.clone() };
+        let end = Box::new(SubAgentSessionCloser {
+            entry: Some(entry),
+            call: Arc::clone(&child.call),
+            parent: self.id.clone(),
+        });
         let mut delay = Duration::from_millis(10);
         loop {
             let inner = manager()?;
             let error = match self.open_once(&inner, &child, &id).await {
                 Ok(Some((session, is_recorded))) => {
                     let (target, conversation) = (Box::new(session), Some(id.as_str().into()));
-                    return Ok(RunningChild { target, conversation, is_recorded, end });
+                    return Ok(RunningSubAgent { target, conversation, is_recorded, end });
                 }
                 Ok(None) => continue,
                 Err(error) => error,
@@ -313,7 +321,7 @@ impl SessionWatch {
     async fn open_once(
         &self,
         inner: &Arc<ManagerShared>,
-        child: &NewChild<'_>,
+        child: &NewSubAgent<'_>,
         id: &ConversationId,
     ) -> Result<Option<(Session, bool)>, Error> {
         let is_recorded = child.call.is_recorded()
@@ -339,18 +347,18 @@ impl SessionWatch {
             // Without its root in the store, a sub-agent that a crash has left could not be deleted.
             parent.store().await?;
         }
-        let from = if child.is_known { Beginning::Either } else { Beginning::Named };
+        let from = if child.is_known { ConversationSource::Either } else { ConversationSource::Named };
         let opened = inner.open(id.clone(), options, from, OpenedBy::Call).await?;
         if !opened.started {
             // A user has opened the conversation at rest, with another agent.
             drop(opened);
-            inner.close(id, InFlight::Leave).await?;
+            inner.close(id, StopPolicy::Leave).await?;
             return Ok(None);
         }
         let session = opened.session;
         let mut own = session.labels().await?;
         if !is_own(&own) {
-            inner.close(id, InFlight::Leave).await?;
+            inner.close(id, StopPolicy::Leave).await?;
             return Err(not_own(id));
         }
         // The labels of the root may have changed in the meantime.
@@ -365,7 +373,7 @@ impl SessionWatch {
     }
 
     /// Returns the options for the session of a sub-agent.
-    fn options(child: &NewChild<'_>, labels: Labels, is_recorded: bool) -> OpenOptions {
+    fn options(child: &NewSubAgent<'_>, labels: Labels, is_recorded: bool) -> OpenOptions {
         let mut options = OpenOptions::new((child.agent)())
             .title(Arc::clone(&child.name))
             .labels(labels)
@@ -454,7 +462,7 @@ fn call_label(tool_use: &ToolUseId) -> String {
     if (1..=128).contains(&id.len()) && !id.chars().any(char::is_control) {
         return id.to_owned();
     }
-    let mut digest = Digest::default();
+    let mut digest = ContentHasher::default();
     digest.part(id.as_bytes());
     format!("{:032x}", digest.value())
 }
@@ -572,7 +580,7 @@ impl ManagerShared {
                 if labels == child.labels {
                     continue;
                 }
-                let change = Description::Labels(labels.clone());
+                let change = TitleOrLabels::Labels(labels.clone());
                 match self.describe_one(&child.id, change, || ready(Ok(()))).await {
                     // The session of another process can set others again and again.
                     Ok(()) => is_changed |= given.insert(child.id, labels.clone()) != Some(labels),

@@ -64,30 +64,30 @@ impl Titles {
     }
 
     /// Generates a title for a conversation. The title is `None` if none can be made.
-    pub(super) async fn make(&self, history: &History) -> Made {
+    pub(super) async fn make(&self, history: &History) -> GeneratedTitle {
         let title = match self {
             Self::Off => Ok(None),
             Self::Heuristic => Ok(heuristic(history)),
             Self::Own(generator) => by_application(&**generator, history).await,
             Self::Model(model) => return by_model(model, history).await,
         };
-        Made { title, usage: Vec::new() }
+        GeneratedTitle { title, usage: Vec::new() }
     }
 }
 
 /// The result of an attempt to make a title.
-pub(super) struct Made {
-    pub(super) title: Result<Option<String>, Problem>,
+pub(super) struct GeneratedTitle {
+    pub(super) title: Result<Option<String>, TitleGenerationError>,
     /// The usage of the requests to the model, even if the requests failed.
     pub(super) usage: Vec<UsageRow>,
 }
 
-type Problem = Box<dyn std::error::Error + Send + Sync>;
+type TitleGenerationError = Box<dyn std::error::Error + Send + Sync>;
 
 async fn by_application(
     generator: &dyn TitleGenerator,
     history: &History,
-) -> Result<Option<String>, Problem> {
+) -> Result<Option<String>, TitleGenerationError> {
     let title = tokio::time::timeout(OWN_TIMEOUT, generator.generate(history)).await??;
     Ok(title.and_then(|title| tidy(&title)))
 }
@@ -140,7 +140,7 @@ fn beginning(word: &str, limit: usize) -> &str {
     &word[..if end == 0 { whole } else { end }]
 }
 
-async fn by_model(model: &Model, history: &History) -> Made {
+async fn by_model(model: &Model, history: &History) -> GeneratedTitle {
     let part = |role: Role, name: &str| {
         let own = history.iter().filter(|message| message.role == role && message.compaction.is_none());
         let text = own.map(|message| message.text());
@@ -148,7 +148,7 @@ async fn by_model(model: &Model, history: &History) -> Made {
         Some(format!("{name}: {}", text.chars().take(EXCERPT).collect::<String>()))
     };
     let Some(question) = part(Role::User, "User") else {
-        return Made { title: Ok(None), usage: Vec::new() };
+        return GeneratedTitle { title: Ok(None), usage: Vec::new() };
     };
     let answer = part(Role::Assistant, "Assistant").unwrap_or_default();
     let system = "Give the conversation that you are shown a title of three to six words, in its own language. \
@@ -165,7 +165,7 @@ async fn by_model(model: &Model, history: &History) -> Made {
         }
         Ok(generated) => Ok(tidy(&generated.message.text())),
     };
-    Made { title, usage }
+    GeneratedTitle { title, usage }
 }
 
 /// Sends a request, and adds the usage of each attempt to `rows`.

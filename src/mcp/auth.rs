@@ -19,7 +19,7 @@ use serde::{Deserialize, Serialize};
 use tokio::time::timeout;
 use tracing::Instrument;
 
-use self::exchange::Exchanges;
+use self::exchange::AuthorizationHttpClient;
 use super::{McpError, secret::Secrets};
 use crate::{error_chain, sync::lock, text::clip};
 
@@ -351,7 +351,7 @@ impl McpLoginBuilder {
         let Self { url, request } = self;
         let server = LoginServer { shown: shown(&url), secrets: Secrets::new(Secrets::in_url(&url)) };
         let begun = async {
-            let store = StoreAdapter::new(Arc::new(store), &server.secrets);
+            let store = TokenStoreAdapter::new(Arc::new(store), &server.secrets);
             let words = |error: AuthError| error_chain(&error);
             let mut manager = manager(&url, store).await.map_err(words)?;
             let found = manager.resolve_metadata_from_challenge(request.challenge.as_deref()).await;
@@ -370,11 +370,12 @@ impl McpLoginBuilder {
     }
 }
 
-async fn manager(url: &str, store: StoreAdapter) -> Result<AuthorizationManager, AuthError> {
+async fn manager(url: &str, store: TokenStoreAdapter) -> Result<AuthorizationManager, AuthError> {
     let invalid = |error: &dyn fmt::Display| AuthError::InternalError(format!("the URL is invalid: {error}"));
     let server = Url::parse(url).map_err(|error| invalid(&error))?;
-    let exchanges =
-        Exchanges::new(&server).await.map_err(|error| AuthError::InternalError(error_chain(&error)))?;
+    let exchanges = AuthorizationHttpClient::new(&server)
+        .await
+        .map_err(|error| AuthError::InternalError(error_chain(&error)))?;
     let mut manager = AuthorizationManager::new_with_oauth_http_client(url, Arc::new(exchanges)).await?;
     manager.set_credential_store(store);
     Ok(manager)
@@ -391,7 +392,7 @@ fn access_token(credentials: &StoredCredentials) -> Option<String> {
 
 /// Makes the application's store usable for the library that implements the protocol.
 #[derive(Clone)]
-struct StoreAdapter {
+struct TokenStoreAdapter {
     store: Arc<dyn TokenStore>,
     /// The secrets of the client, to which the tokens are added.
     secrets: Secrets,
@@ -406,7 +407,7 @@ fn is_already_renewed(error: &AuthError) -> bool {
     matches!(error, AuthError::CredentialStoreError(text) if text == ALREADY_RENEWED)
 }
 
-impl StoreAdapter {
+impl TokenStoreAdapter {
     fn new(store: Arc<dyn TokenStore>, secrets: &Secrets) -> Self {
         Self { store, secrets: secrets.clone(), used: Arc::default() }
     }
@@ -437,7 +438,7 @@ impl StoreAdapter {
 }
 
 #[async_trait]
-impl CredentialStore for StoreAdapter {
+impl CredentialStore for TokenStoreAdapter {
     async fn load(&self) -> Result<Option<StoredCredentials>, AuthError> {
         let loaded = self.read().await?;
         self.set_used(loaded.as_ref().and_then(access_token));
@@ -465,19 +466,19 @@ impl CredentialStore for StoreAdapter {
 
 /// The stored tokens of a client. Each token is renewed at most once. Clones share the tokens.
 #[derive(Clone)]
-pub(super) struct TokenSource {
+pub(super) struct StoredTokenRenewal {
     /// Locked while the tokens are read or renewed.
     manager: Arc<tokio::sync::Mutex<AuthorizationManager>>,
-    store: StoreAdapter,
+    store: TokenStoreAdapter,
 }
 
-impl TokenSource {
+impl StoredTokenRenewal {
     pub(in crate::mcp) async fn new(
         url: &str,
         store: &Arc<dyn TokenStore>,
         secrets: &Secrets,
     ) -> Result<Self, AuthError> {
-        let store = StoreAdapter::new(Arc::clone(store), secrets);
+        let store = TokenStoreAdapter::new(Arc::clone(store), secrets);
         let mut manager = manager(url, store.clone()).await?;
         // Without tokens, the server refuses the first request.
         manager.initialize_from_store().await?;

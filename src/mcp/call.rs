@@ -28,7 +28,7 @@ use tracing::Instrument;
 use super::{
     McpError,
     builder::McpSettings,
-    connection::{Connection, LONGEST, OpenCall},
+    connection::{LONGEST, McpConnection, McpOpenCall},
     server::ServerConnection,
     tool::output,
 };
@@ -105,7 +105,7 @@ async fn answered(
 /// repeated.
 async fn once(
     server: &ServerConnection,
-    connection: &Arc<Connection>,
+    connection: &Arc<McpConnection>,
     params: CallToolRequestParams,
     context: &Arc<ToolContext>,
 ) -> Result<Result<ServerResult, ErrorData>, McpError> {
@@ -116,7 +116,7 @@ async fn once(
     if is_first && telemetry::is_traced() {
         connection.record(&handle.id, &server.settings);
     }
-    let guard = CancelOnDrop::new(connection, Cancelled::Request(handle.id.clone()));
+    let guard = CancelOnDrop::new(connection, McpCancelTarget::Request(handle.id.clone()));
     let idle = server.settings.idle_limit;
     let answer = wait(idle, connection, handle, context).await;
     let answer = answer.ok_or_else(|| server.settings.timed_out(idle))?;
@@ -148,14 +148,14 @@ fn options() -> PeerRequestOptions {
 /// passed.
 async fn wait(
     idle: Duration,
-    connection: &Connection,
+    connection: &McpConnection,
     mut handle: RequestHandle<RoleClient>,
     context: &Arc<ToolContext>,
 ) -> Option<Result<ServerResult, ServiceError>> {
     let (reports, mut latest) = watch::channel(None);
     let forwarded = forward(latest.clone(), context);
     let (id, token) = (handle.id.clone(), handle.progress_token.clone());
-    let _route = connection.route(OpenCall { id, token, reports, context: Arc::clone(context), asked: 0 });
+    let _route = connection.route(McpOpenCall { id, token, reports, context: Arc::clone(context), asked: 0 });
     let answer = async {
         loop {
             let next = async {
@@ -196,12 +196,12 @@ async fn forward(
 /// Waits for the result of a task. If the future is dropped, the task is cancelled at the server.
 async fn task_result(
     server: &ServerConnection,
-    connection: &Arc<Connection>,
+    connection: &Arc<McpConnection>,
     mut task: Task,
     context: &ToolContext,
 ) -> Result<ToolOutput, McpError> {
     let (settings, peer) = (&server.settings, connection.peer());
-    let guard = CancelOnDrop::new(connection, Cancelled::Task(task.task_id.clone()));
+    let guard = CancelOnDrop::new(connection, McpCancelTarget::Task(task.task_id.clone()));
     let idle = settings.idle_limit;
     let timed_out = || settings.timed_out(idle);
     let (mut answered, mut rounds, mut polls) = (BTreeSet::new(), 0, 0_u64);
@@ -256,7 +256,7 @@ async fn task_result(
 }
 
 /// A request or a task that the server performs for the client.
-pub(super) enum Cancelled {
+pub(super) enum McpCancelTarget {
     Request(RequestId),
     Task(String),
 }
@@ -264,12 +264,12 @@ pub(super) enum Cancelled {
 /// A guard that sends `notifications/cancelled` or `tasks/cancel` if a call is dropped, fails or exceeds its limit before
 /// its answer has arrived.
 pub(super) struct CancelOnDrop {
-    connection: Arc<Connection>,
-    target: Option<Cancelled>,
+    connection: Arc<McpConnection>,
+    target: Option<McpCancelTarget>,
 }
 
 impl CancelOnDrop {
-    pub(super) fn new(connection: &Arc<Connection>, target: Cancelled) -> Self {
+    pub(super) fn new(connection: &Arc<McpConnection>, target: McpCancelTarget) -> Self {
         Self { connection: Arc::clone(connection), target: Some(target) }
     }
 
@@ -285,12 +285,12 @@ impl Drop for CancelOnDrop {
         let cancelling = async move {
             let peer = connection.peer();
             match target {
-                Cancelled::Request(id) => {
+                McpCancelTarget::Request(id) => {
                     let reason = "the request was cancelled".to_owned();
                     let params = CancelledNotificationParam::new(Some(id), Some(reason));
                     peer.notify_cancelled(params).await
                 }
-                Cancelled::Task(id) => peer.cancel_task(CancelTaskParams::new(id)).await.map(drop),
+                McpCancelTarget::Task(id) => peer.cancel_task(CancelTaskParams::new(id)).await.map(drop),
             }
         };
         let cancelling = async { timeout(CANCEL_LIMIT, cancelling).await };

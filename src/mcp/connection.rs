@@ -39,14 +39,14 @@ use super::{
     McpError,
     builder::{self, McpSettings, ProgramStart},
     call,
-    http::{self, Bounded, Fault, Observed},
+    http::{self, McpBoundedTransport, McpHttpObservations, McpServerFault},
     incoming::messages,
     server::ReconnectPlan,
 };
 use crate::{
-    process::{Process, lines::LastWords},
+    process::{Process, lines::StderrTail},
     sync::lock,
-    telemetry::McpCall,
+    telemetry::McpCallSpanFacts,
     text::clip,
     tool::ToolContext,
 };
@@ -58,22 +58,22 @@ const MOST_QUESTIONS: usize = 100;
 pub(super) const LONGEST: usize = 4096;
 
 /// A connection. Dropping this closes the connection and ends the program.
-pub(super) struct Connection {
-    service: RunningService<RoleClient, Notified>,
-    carrier: Carrier,
+pub(super) struct McpConnection {
+    service: RunningService<RoleClient, McpClientHandler>,
+    carrier: McpTransportParts,
     runtime: Handle,
     /// Ends the requests and the tasks of the connection when the connection is dropped, or when it can't be made.
     _over: DropGuard,
 }
 
 /// The parts of a connection's transport that rmcp does not expose.
-enum Carrier {
-    Program(Program),
-    Http(Arc<Observed>),
+enum McpTransportParts {
+    Program(McpProgram),
+    Http(Arc<McpHttpObservations>),
 }
 
 /// A call that waits for its answer.
-pub(super) struct OpenCall {
+pub(super) struct McpOpenCall {
     pub(super) id: RequestId,
     pub(super) token: ProgressToken,
     /// The latest progress.
@@ -84,17 +84,17 @@ pub(super) struct OpenCall {
 }
 
 /// The calls that wait for their answers, in the order of their start.
-type OpenCalls = Arc<Mutex<Vec<OpenCall>>>;
+type McpOpenCalls = Arc<Mutex<Vec<McpOpenCall>>>;
 
 /// The receiver of the server's notifications and questions. It refuses all other requests of the server.
-struct Notified {
+struct McpClientHandler {
     server: String,
     config: ClientConfig,
-    calls: OpenCalls,
+    calls: McpOpenCalls,
     changes: watch::Sender<u64>,
 }
 
-impl ClientHandler for Notified {
+impl ClientHandler for McpClientHandler {
     async fn on_progress(&self, report: ProgressNotificationParam, _: NotificationContext<RoleClient>) {
         let calls = lock(&self.calls);
         if let Some(call) = calls.iter().find(|call| call.token == report.progress_token) {
@@ -129,7 +129,7 @@ impl ClientHandler for Notified {
     }
 }
 
-impl Notified {
+impl McpClientHandler {
     /// Returns the call that a question belongs to, or `None` if the question must be declined. Over HTTP, the question
     /// arrives in the answer to the call. A program does not name the call, so the question belongs to the call that
     /// started last.
@@ -154,7 +154,7 @@ fn capabilities() -> ClientCapabilities {
     capabilities
 }
 
-impl Connection {
+impl McpConnection {
     /// Connects within the time limit that the settings contain.
     pub(super) async fn open(
         settings: &Arc<McpSettings>,
@@ -177,22 +177,22 @@ impl Connection {
             }
             Some(version) => ClientLifecycleMode::Discover { preferred_versions: vec![version] },
         };
-        let handler = Notified {
+        let handler = McpClientHandler {
             server: settings.name.clone(),
             config,
-            calls: OpenCalls::default(),
+            calls: McpOpenCalls::default(),
             changes: changes.clone(),
         };
         let (served, carrier) = match &settings.transport {
             builder::Transport::Program(start) => {
                 let (program, pipe) = run(start, settings)?;
                 let served = timeout(limit, handler.serve_with_lifecycle(pipe, lifecycle)).await;
-                (served, Carrier::Program(program))
+                (served, McpTransportParts::Program(program))
             }
             builder::Transport::Http(target) => {
                 let (observed, transport) = http::start(target, settings, over.clone()).await?;
                 let served = timeout(limit, handler.serve_with_lifecycle(transport, lifecycle)).await;
-                (served, Carrier::Http(observed))
+                (served, McpTransportParts::Http(observed))
             }
         };
         let service = match served.map_err(|_| settings.timed_out(limit))? {
@@ -244,8 +244,8 @@ impl Connection {
     /// Records a call of a tool on the current span.
     pub(super) fn record(&self, request: &RequestId, settings: &McpSettings) {
         let session = match &self.carrier {
-            Carrier::Program(_) => None,
-            Carrier::Http(observed) => observed.session(),
+            McpTransportParts::Program(_) => None,
+            McpTransportParts::Http(observed) => observed.session(),
         };
         let url = match &settings.transport {
             builder::Transport::Program(_) => None,
@@ -253,7 +253,7 @@ impl Connection {
         };
         let (version, request) = (self.version(), request.to_string());
         let address = url.as_ref().and_then(|url| Some((url.host_str()?, url.port_or_known_default())));
-        let call = McpCall {
+        let call = McpCallSpanFacts {
             method: "tools/call",
             version: version.as_deref(),
             session: session.as_deref(),
@@ -265,15 +265,15 @@ impl Connection {
     }
 
     pub(super) fn is_lost(&self) -> bool {
-        let has_ended = matches!(&self.carrier, Carrier::Program(program) if program.has_ended());
+        let has_ended = matches!(&self.carrier, McpTransportParts::Program(program) if program.has_ended());
         has_ended || self.peer().is_transport_closed()
     }
 
     /// Forwards progress and questions of the server to the call until the returned guard is dropped.
-    pub(super) fn route(&self, call: OpenCall) -> impl Drop + use<> {
+    pub(super) fn route(&self, call: McpOpenCall) -> impl Drop + use<> {
         let (calls, id) = (Arc::clone(&self.service.service().calls), call.id.clone());
         lock(&calls).push(call);
-        McpRoute { calls, id }
+        McpOpenCallGuard { calls, id }
     }
 
     /// Returns the known details of the connection's end, as a suffix for the text of an error.
@@ -284,13 +284,13 @@ impl Connection {
     /// Closes the connection, and waits until the program has ended.
     pub(super) async fn close(&self) {
         self.service.cancellation_token().cancel();
-        if let Carrier::Program(program) = &self.carrier {
+        if let McpTransportParts::Program(program) = &self.carrier {
             program.ended().await;
         }
     }
 }
 
-impl Carrier {
+impl McpTransportParts {
     async fn ending(&self) -> String {
         match self {
             Self::Program(program) => program.words().await,
@@ -299,12 +299,12 @@ impl Carrier {
     }
 }
 
-struct McpRoute {
-    calls: OpenCalls,
+struct McpOpenCallGuard {
+    calls: McpOpenCalls,
     id: RequestId,
 }
 
-impl Drop for McpRoute {
+impl Drop for McpOpenCallGuard {
     fn drop(&mut self) {
         lock(&self.calls).retain(|call| call.id != self.id);
     }
@@ -372,18 +372,18 @@ const LAST_WRITES: Duration = Duration::from_secs(1);
 const SOON: Duration = Duration::from_secs(1);
 
 /// The program of a connection.
-pub(super) struct Program {
+pub(super) struct McpProgram {
     process: Arc<Process>,
-    words: Arc<LastWords>,
+    words: Arc<StderrTail>,
     settings: Arc<McpSettings>,
-    fault: Fault,
+    fault: McpServerFault,
 }
 
 /// Starts the program.
 pub(super) fn run(
     start: &ProgramStart,
     settings: &Arc<McpSettings>,
-) -> Result<(Program, Bounded<Pipe>), McpError> {
+) -> Result<(McpProgram, McpBoundedTransport<McpProgramTransport>), McpError> {
     let cannot = |error: io::Error| McpError::Unreachable {
         server: settings.name.clone(),
         reason: format!("`{}` did not start: {error}", start.program.to_string_lossy()),
@@ -399,13 +399,13 @@ pub(super) fn run(
     let stdin = ChildStdin::from_std(pipes.stdin).map_err(cannot)?;
     let stdout = ChildStdout::from_std(pipes.stdout).map_err(cannot)?;
     let stderr = ChildStderr::from_std(pipes.stderr).map_err(cannot)?;
-    let words = Arc::new(LastWords::default());
+    let words = Arc::new(StderrTail::default());
     let (heard, owner) = (Arc::clone(&words), Arc::clone(settings));
     // The task ends when the program and its children have closed their standard error.
     tokio::spawn(async move {
         heard.follow_cleaned(stderr, &owner.name, |text| owner.secrets.removed(text)).await;
     });
-    let fault = Fault::default();
+    let fault = McpServerFault::default();
     let is_long = Arc::clone(&fault);
     let messages = messages::<ServerJsonRpcMessage>(stdout, LONGEST_MESSAGE, move |error| {
         if matches!(error, AnyDelimiterCodecError::MaxChunkLengthExceeded) {
@@ -413,15 +413,15 @@ pub(super) fn run(
         }
     });
     let messages: BoxedReader = Box::new(messages);
-    let pipe = Pipe {
+    let pipe = McpProgramTransport {
         inner: AsyncRwTransport::new(messages, stdin).with_max_line_length(usize::MAX),
         process: Arc::clone(&process),
     };
-    let pipe = Bounded::new(pipe, Arc::clone(&fault));
-    Ok((Program { process, words, settings: Arc::clone(settings), fault }, pipe))
+    let pipe = McpBoundedTransport::new(pipe, Arc::clone(&fault));
+    Ok((McpProgram { process, words, settings: Arc::clone(settings), fault }, pipe))
 }
 
-impl Program {
+impl McpProgram {
     fn has_ended(&self) -> bool {
         self.process.has_ended()
     }
@@ -448,18 +448,18 @@ type BoxedReader = Box<dyn AsyncRead + Send + Unpin>;
 
 /// The transport over the pipes of a program. When the task of the connection is dropped, for example because the runtime
 /// shuts down, this kills the program.
-pub(super) struct Pipe {
+pub(super) struct McpProgramTransport {
     inner: AsyncRwTransport<RoleClient, BoxedReader, ChildStdin>,
     process: Arc<Process>,
 }
 
-impl Drop for Pipe {
+impl Drop for McpProgramTransport {
     fn drop(&mut self) {
         self.process.kill();
     }
 }
 
-impl Transport<RoleClient> for Pipe {
+impl Transport<RoleClient> for McpProgramTransport {
     type Error = io::Error;
 
     fn send(

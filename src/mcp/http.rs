@@ -40,7 +40,7 @@ use super::{
 use crate::{provider::http::shared_client, sync::lock};
 
 #[cfg(feature = "mcp-auth")]
-use super::auth::TokenSource;
+use super::auth::StoredTokenRenewal;
 
 /// The shortest time between two requests for a stream of events. A server could otherwise end each stream at once and
 /// make the client send requests without a pause.
@@ -56,7 +56,10 @@ pub(super) async fn start(
     target: &HttpTarget,
     settings: &McpSettings,
     over: CancellationToken,
-) -> Result<(Arc<Observed>, Bounded<StreamableHttpClientTransport<HttpClient>>), McpError> {
+) -> Result<
+    (Arc<McpHttpObservations>, McpBoundedTransport<StreamableHttpClientTransport<HttpClient>>),
+    McpError,
+> {
     let wrong = |reason: String| settings.misconfigured(reason);
     let url = Url::parse(&target.url).map_err(|error| wrong(format!("the URL is invalid: {error}")))?;
     if !matches!(url.scheme(), "http" | "https") {
@@ -78,14 +81,14 @@ pub(super) async fn start(
     let tokens = match &target.tokens {
         None => None,
         Some(store) => {
-            let tokens = timeout(limit, TokenSource::new(&target.url, store, &settings.secrets)).await;
+            let tokens = timeout(limit, StoredTokenRenewal::new(&target.url, store, &settings.secrets)).await;
             Some(tokens.map_err(|_| settings.timed_out(limit))?.map_err(|error| unreachable(&error))?)
         }
     };
     let mut config =
         StreamableHttpClientTransportConfig::with_uri(target.url.as_str()).custom_headers(headers);
     config.retry_config = Arc::new(backoff());
-    let observed = Arc::<Observed>::default();
+    let observed = Arc::<McpHttpObservations>::default();
     let client = HttpClient {
         client,
         observed: Arc::clone(&observed),
@@ -94,7 +97,7 @@ pub(super) async fn start(
         tokens,
     };
     let transport = StreamableHttpClientTransport::with_client(client, config);
-    let transport = Bounded::new(transport, Arc::clone(&observed.fault));
+    let transport = McpBoundedTransport::new(transport, Arc::clone(&observed.fault));
     Ok((observed, transport))
 }
 
@@ -107,15 +110,17 @@ fn backoff() -> ExponentialBackoff {
 /// Returns the error for a request that the server refused with a status of HTTP. The connection remains usable. `None`
 /// if the request failed for another reason.
 pub(super) fn refusal(error: &DynamicTransportError, settings: &McpSettings) -> Option<McpError> {
-    let (scope, challenge) = match error.error.downcast_ref::<Failure>()? {
-        Failure::AuthRequired(error) => (None, Some(&*error.www_authenticate_header)),
-        Failure::InsufficientScope(error) if error.www_authenticate_header.contains("insufficient_scope") => {
+    let (scope, challenge) = match error.error.downcast_ref::<McpHttpError>()? {
+        McpHttpError::AuthRequired(error) => (None, Some(&*error.www_authenticate_header)),
+        McpHttpError::InsufficientScope(error)
+            if error.www_authenticate_header.contains("insufficient_scope") =>
+        {
             (error.required_scope.as_deref(), Some(&*error.www_authenticate_header))
         }
-        Failure::InsufficientScope(_) => return Some(settings.refused("HTTP 403 Forbidden")),
-        Failure::HttpStatus(error) => return Some(settings.refused(&error.to_string())),
+        McpHttpError::InsufficientScope(_) => return Some(settings.refused("HTTP 403 Forbidden")),
+        McpHttpError::HttpStatus(error) => return Some(settings.refused(&error.to_string())),
         failure if is_unauthorized(failure) => (None, None),
-        Failure::UnexpectedServerResponse(text) if text.starts_with("HTTP ") || is_unreadable(text) => {
+        McpHttpError::UnexpectedServerResponse(text) if text.starts_with("HTTP ") || is_unreadable(text) => {
             return Some(settings.refused(text));
         }
         _ => return None,
@@ -123,14 +128,14 @@ pub(super) fn refusal(error: &DynamicTransportError, settings: &McpSettings) -> 
     Some(settings.unauthorized(scope, challenge))
 }
 
-type Failure = StreamableHttpError<reqwest::Error>;
+type McpHttpError = StreamableHttpError<reqwest::Error>;
 
 /// Returns whether the server refused a request with the status 401. If the response lacks a challenge, rmcp reports the
 /// status only as text.
-fn is_unauthorized(failure: &Failure) -> bool {
+fn is_unauthorized(failure: &McpHttpError) -> bool {
     match failure {
-        Failure::AuthRequired(_) => true,
-        Failure::UnexpectedServerResponse(text) => text.starts_with("HTTP 401"),
+        McpHttpError::AuthRequired(_) => true,
+        McpHttpError::UnexpectedServerResponse(text) => text.starts_with("HTTP 401"),
         _ => false,
     }
 }
@@ -153,17 +158,17 @@ pub(super) async fn body(response: &mut Response, longest: usize) -> reqwest::Re
 }
 
 /// Sends a request again whose answer as JSON rmcp could not read, for example because it is nested too deeply.
-async fn readable_answer(request: RequestBuilder) -> Result<StreamableHttpPostResponse, Failure> {
+async fn readable_answer(request: RequestBuilder) -> Result<StreamableHttpPostResponse, McpHttpError> {
     let body = body(&mut request.send().await?.error_for_status()?, LONGEST_MESSAGE).await?;
-    let body = body.ok_or(Failure::ResponseBodyTooLarge { max_size: LONGEST_MESSAGE })?;
+    let body = body.ok_or(McpHttpError::ResponseBodyTooLarge { max_size: LONGEST_MESSAGE })?;
     let text = readable::<ServerJsonRpcMessage>(&body).unwrap_or(body);
     Ok(StreamableHttpPostResponse::Json(serde_json::from_slice(&text)?, None))
 }
 
 /// Removes the URL, whose query may contain secrets, because rmcp logs the error.
-fn without_url(failure: Failure) -> Failure {
+fn without_url(failure: McpHttpError) -> McpHttpError {
     match failure {
-        Failure::Client(error) => Failure::Client(error.without_url()),
+        McpHttpError::Client(error) => McpHttpError::Client(error.without_url()),
         other => other,
     }
 }
@@ -172,16 +177,16 @@ type Headers = HashMap<HeaderName, HeaderValue>;
 
 /// Facts about a connection that rmcp does not expose: the last failure of its event streams, and its protocol session.
 #[derive(Default)]
-pub(super) struct Observed {
+pub(super) struct McpHttpObservations {
     failure: Mutex<Option<String>>,
     /// The id of the protocol session, which servers of versions before 2026-07-28 choose.
     session: Mutex<Option<Arc<str>>>,
     /// The earliest time of the next request for a stream of events.
     next_stream: Mutex<Option<Instant>>,
-    fault: Fault,
+    fault: McpServerFault,
 }
 
-impl Observed {
+impl McpHttpObservations {
     /// Returns the id of the protocol session, if there is one.
     pub(super) fn session(&self) -> Option<Arc<str>> {
         lock(&self.session).clone()
@@ -210,18 +215,18 @@ impl Observed {
 #[derive(Clone)]
 pub(super) struct HttpClient {
     client: Client,
-    observed: Arc<Observed>,
+    observed: Arc<McpHttpObservations>,
     over: CancellationToken,
     #[cfg(feature = "mcp-auth")]
-    tokens: Option<TokenSource>,
+    tokens: Option<StoredTokenRenewal>,
 }
 
 impl HttpClient {
     /// Sends a request with the stored token. If the server rejects the token, sends the request once more with the
     /// renewed token.
-    async fn send<T, F>(&self, call: impl Fn(Option<String>) -> F) -> Result<T, Failure>
+    async fn send<T, F>(&self, call: impl Fn(Option<String>) -> F) -> Result<T, McpHttpError>
     where
-        F: Future<Output = Result<T, Failure>>,
+        F: Future<Output = Result<T, McpHttpError>>,
     {
         let call = |token| call(token).map_err(without_url);
         #[cfg(feature = "mcp-auth")]
@@ -240,9 +245,12 @@ impl HttpClient {
         call(None).await
     }
 
-    async fn unless_over<T>(&self, request: impl Future<Output = Result<T, Failure>>) -> Result<T, Failure> {
+    async fn unless_over<T>(
+        &self,
+        request: impl Future<Output = Result<T, McpHttpError>>,
+    ) -> Result<T, McpHttpError> {
         let answered = self.over.run_until_cancelled(request).await;
-        answered.unwrap_or(Err(Failure::TransportChannelClosed))
+        answered.unwrap_or(Err(McpHttpError::TransportChannelClosed))
     }
 
     /// Waits until the next stream of events may be requested.
@@ -285,7 +293,7 @@ impl StreamableHttpClient for HttpClient {
         session: Option<Arc<str>>,
         _: Option<String>,
         headers: Headers,
-    ) -> Result<StreamableHttpPostResponse, Failure> {
+    ) -> Result<StreamableHttpPostResponse, McpHttpError> {
         let mut limits = StreamableHttpResponseLimits::default();
         (limits.max_sse_event_size, limits.max_json_response_size) = (LONGEST_MESSAGE, LONGEST_MESSAGE);
         // Only a request that changes nothing at the server may be sent again.
@@ -303,7 +311,9 @@ impl StreamableHttpClient for HttpClient {
                 limits,
             );
             match self.unless_over(posted).await {
-                Err(Failure::UnexpectedServerResponse(text)) if is_repeatable && is_unreadable(&text) => {
+                Err(McpHttpError::UnexpectedServerResponse(text))
+                    if is_repeatable && is_unreadable(&text) =>
+                {
                     let again = self.client.post(&**uri).json(message);
                     let again = again.header(ACCEPT, "application/json, text/event-stream");
                     let again = headers.iter().fold(again, |again, (name, value)| again.header(name, value));
@@ -332,7 +342,7 @@ impl StreamableHttpClient for HttpClient {
         session: Arc<str>,
         _: Option<String>,
         headers: Headers,
-    ) -> Result<(), Failure> {
+    ) -> Result<(), McpHttpError> {
         self.send(|token| {
             self.client.delete_session(Arc::clone(&uri), Arc::clone(&session), token, headers.clone())
         })
@@ -346,7 +356,7 @@ impl StreamableHttpClient for HttpClient {
         last: Option<String>,
         _: Option<String>,
         headers: Headers,
-    ) -> Result<BoxedSseResponse, Failure> {
+    ) -> Result<BoxedSseResponse, McpHttpError> {
         let events = self.send(|token| {
             let (uri, session, last, headers) =
                 (Arc::clone(&uri), session.clone(), last.clone(), headers.clone());
@@ -371,26 +381,26 @@ const MOST_WAITING: usize = 1000;
 const CLOSE_LIMIT: Duration = Duration::from_secs(10);
 
 /// The fault of the server for which the client ended the connection, if there is one.
-pub(super) type Fault = Arc<OnceLock<&'static str>>;
+pub(super) type McpServerFault = Arc<OnceLock<&'static str>>;
 
 /// A transport that ends the connection if too many messages wait. Calls of tools do not count, because the application
 /// decides how many calls run. All other messages do: they answer requests of the server, or cancel calls.
-pub(super) struct Bounded<T> {
+pub(super) struct McpBoundedTransport<T> {
     /// `None` after the end.
     inner: Option<T>,
     /// Each message that waits to be sent holds a clone of this pointer, so the clones count these messages.
     waiting: Arc<()>,
-    fault: Fault,
+    fault: McpServerFault,
     handshake: Handshake,
 }
 
-impl<T> Bounded<T> {
-    pub(super) fn new(inner: T, fault: Fault) -> Self {
+impl<T> McpBoundedTransport<T> {
+    pub(super) fn new(inner: T, fault: McpServerFault) -> Self {
         Self { inner: Some(inner), waiting: Arc::new(()), fault, handshake: Handshake::default() }
     }
 }
 
-impl<T: Transport<RoleClient>> Transport<RoleClient> for Bounded<T> {
+impl<T: Transport<RoleClient>> Transport<RoleClient> for McpBoundedTransport<T> {
     type Error = T::Error;
 
     fn send(
@@ -540,7 +550,8 @@ mod bounded_tests {
     async fn version(late: Value, initialized: Value) -> Result<String, String> {
         let (ours, theirs) = duplex(64 * 1024);
         let (input, output) = split(ours);
-        let transport = Bounded::new(AsyncRwTransport::new(input, output), Fault::default());
+        let transport =
+            McpBoundedTransport::new(AsyncRwTransport::new(input, output), McpServerFault::default());
         let lifecycle = ClientLifecycleMode::Auto {
             preferred_versions: vec![ProtocolVersion::V_2026_07_28],
             legacy_version: Some(ProtocolVersion::V_2025_11_25),

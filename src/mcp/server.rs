@@ -24,8 +24,8 @@ use tokio_util::sync::CancellationToken;
 use super::{
     McpError,
     builder::McpSettings,
-    call::{CancelOnDrop, Cancelled},
-    connection::{Connection, LONGEST, LONGEST_MESSAGE},
+    call::{CancelOnDrop, McpCancelTarget},
+    connection::{LONGEST, LONGEST_MESSAGE, McpConnection},
     http,
 };
 use crate::{sync::lock, text::clip, tool::Tool};
@@ -51,7 +51,7 @@ pub(super) struct ServerConnection {
 
 #[derive(Default)]
 struct ConnectionSlot {
-    connection: Option<Arc<Connection>>,
+    connection: Option<Arc<McpConnection>>,
     plan: ReconnectPlan,
 }
 
@@ -89,12 +89,12 @@ impl ServerConnection {
     }
 
     /// Returns the connection. If it was lost, waits for the delay and connects again.
-    pub(super) async fn connection(&self) -> Result<Arc<Connection>, McpError> {
+    pub(super) async fn connection(&self) -> Result<Arc<McpConnection>, McpError> {
         let connected = self.closed.run_until_cancelled(self.connected()).await;
         connected.unwrap_or_else(|| Err(self.was_closed()))
     }
 
-    async fn connected(&self) -> Result<Arc<Connection>, McpError> {
+    async fn connected(&self) -> Result<Arc<McpConnection>, McpError> {
         let _connecting = self.connecting.lock().await;
         let next = {
             let mut slot = lock(&self.slot);
@@ -141,7 +141,7 @@ impl ServerConnection {
     /// connection.
     pub(super) async fn answered<T>(
         &self,
-        connection: &Arc<Connection>,
+        connection: &Arc<McpConnection>,
         answer: Result<T, ServiceError>,
     ) -> Result<T, McpError> {
         let settings = &self.settings;
@@ -190,7 +190,7 @@ impl ServerConnection {
             let options = PeerRequestOptions::no_options();
             let answer = async {
                 let handle = connection.peer().send_request_with_option(request, options).await?;
-                let guard = CancelOnDrop::new(&connection, Cancelled::Request(handle.id.clone()));
+                let guard = CancelOnDrop::new(&connection, McpCancelTarget::Request(handle.id.clone()));
                 let answer = handle.await_response().await;
                 guard.disarm();
                 answer
@@ -256,11 +256,14 @@ impl ServerConnection {
 
 /// Connects in a task without a span. The tasks of the connection live longer than the caller, whose span would
 /// otherwise stay open with them.
-async fn opened(settings: &Arc<McpSettings>, changes: &watch::Sender<u64>) -> Result<Connection, McpError> {
+async fn opened(
+    settings: &Arc<McpSettings>,
+    changes: &watch::Sender<u64>,
+) -> Result<McpConnection, McpError> {
     let (owned, changes) = (Arc::clone(settings), changes.clone());
     // If the caller's future is dropped, the set is dropped too, which ends the task.
     let mut tasks = JoinSet::new();
-    tasks.spawn(async move { Connection::open(&owned, changes).await });
+    tasks.spawn(async move { McpConnection::open(&owned, changes).await });
     let joined = tasks.join_next().await.expect("the set has one task");
     result(joined, settings)?
 }

@@ -9,7 +9,7 @@ const KEPT: usize = 512;
 
 /// The reason for which content is removed.
 #[derive(Clone, Copy, PartialEq)]
-pub(crate) enum ClearedFor {
+pub(crate) enum ClearingReason {
     /// A model service has refused a request with the content.
     Refusal,
     /// A compaction makes room.
@@ -20,14 +20,14 @@ pub(crate) enum ClearedFor {
 /// results. The text that tells the model of a changed input is cut instead. To make room, error results are kept, and
 /// attachments and thinking outside of results become notes, too. Copies of them that only a service can read are
 /// removed.
-pub(crate) fn cleared(message: &Message, reason: ClearedFor) -> Message {
+pub(crate) fn cleared(message: &Message, reason: ClearingReason) -> Message {
     let mut message = message.clone();
-    if reason == ClearedFor::Room {
+    if reason == ClearingReason::Room {
         remove_hidden(&mut message);
     }
     for block in &mut message.content {
         match block {
-            Content::ToolResult(result) if reason == ClearedFor::Refusal || !result.is_error => {
+            Content::ToolResult(result) if reason == ClearingReason::Refusal || !result.is_error => {
                 let (note, output) = result.parts_mut();
                 for block in output {
                     clear(block, reason);
@@ -36,10 +36,10 @@ pub(crate) fn cleared(message: &Message, reason: ClearedFor) -> Message {
                     note.text = clip(&note.text, KEPT).into_owned();
                 }
             }
-            Content::Attachment(file) if reason == ClearedFor::Room => {
+            Content::Attachment(file) if reason == ClearingReason::Room => {
                 *block = reason.note(&removed_file(file)).into();
             }
-            Content::Thinking(thinking) if reason == ClearedFor::Room => {
+            Content::Thinking(thinking) if reason == ClearingReason::Room => {
                 *block = reason.note(&removed_text(&thinking.text)).into();
             }
             _ => {}
@@ -93,7 +93,7 @@ fn is_needed(item: &mut ProviderItem, uses: &[ToolUseId]) -> bool {
     !entries.is_empty()
 }
 
-fn clear(block: &mut ResultBlock, reason: ClearedFor) {
+fn clear(block: &mut ResultBlock, reason: ClearingReason) {
     let removed = match block {
         ResultBlock::Text(text) if text.text.len() <= KEPT => return,
         ResultBlock::Text(text) => removed_text(&text.text),
@@ -102,7 +102,7 @@ fn clear(block: &mut ResultBlock, reason: ClearedFor) {
     *block = reason.note(&removed).into();
 }
 
-impl ClearedFor {
+impl ClearingReason {
     fn note(self, removed: &str) -> Text {
         Text::new(match self {
             Self::Refusal => format!("[Removed after an error of the model service: {removed}]"),
@@ -149,7 +149,7 @@ mod tests {
         let tool_use = ToolUse::new("a", "read", json!({}));
         let result = ToolResult { content: blocks, ..ToolResult::error(&tool_use, "") };
         let message = Message::new(Role::User, vec![Content::from(result.clone())]);
-        let cleared = cleared(&message, ClearedFor::Refusal);
+        let cleared = cleared(&message, ClearingReason::Refusal);
         let Some(Content::ToolResult(kept)) = cleared.content.first() else { panic!("{cleared:?}") };
         assert_eq!((&kept.tool_use_id, &kept.name, kept.is_error), (&result.tool_use_id, &result.name, true));
         kept.content.clone()
@@ -194,7 +194,7 @@ mod tests {
         let decision =
             UseDecision { input, ..UseDecision::new(DecisionKind::ExecuteWith, Timestamp::default()) };
         let result = ToolResult::ok(&tool_use, "a".repeat(KEPT + 1)).decided(decision, true, true);
-        let kept = cleared(&Message::new(Role::User, vec![Content::from(result)]), ClearedFor::Refusal);
+        let kept = cleared(&Message::new(Role::User, vec![Content::from(result)]), ClearingReason::Refusal);
         let kept = kept.tool_results().next().unwrap();
         assert!(kept.text().starts_with("A person changed the input of this call. It ran with: {"));
         assert_eq!(kept.output().len(), 1);
@@ -229,10 +229,10 @@ mod tests {
             Text::new("So.").with_signature("s").into(),
             tool_use,
         ];
-        assert_eq!(cleared(&message, ClearedFor::Room).content, kept);
-        assert_eq!(cleared(&message, ClearedFor::Refusal), message);
+        assert_eq!(cleared(&message, ClearingReason::Room).content, kept);
+        assert_eq!(cleared(&message, ClearingReason::Refusal), message);
         let hidden = Message::assistant(Thinking::new("").with_redacted("hidden"));
-        assert_eq!(cleared(&hidden, ClearedFor::Room).content.len(), 1);
+        assert_eq!(cleared(&hidden, ClearingReason::Room).content.len(), 1);
     }
 
     #[test]

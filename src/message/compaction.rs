@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use super::{ClearedFor, History, HistoryError, Message, Role, cleared};
+use super::{ClearingReason, History, HistoryError, Message, Role, cleared};
 
 /// The text before a summary in a request.
 const PREAMBLE: &str = "The earlier part of this conversation is replaced by the following summary. A model wrote \
@@ -130,7 +130,7 @@ impl History {
         for (index, message) in (start..).zip(self.iter().skip(start)) {
             match message {
                 message if message.compaction.is_some() => {}
-                message if index < kept_from => sent.push(cleared(message, ClearedFor::Room)),
+                message if index < kept_from => sent.push(cleared(message, ClearingReason::Room)),
                 message => sent.push(Arc::clone(message)),
             }
         }

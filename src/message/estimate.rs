@@ -10,7 +10,7 @@ const PER_MESSAGE: u64 = 4;
 
 /// The kinds of characters. A run consists of adjacent characters of one kind.
 #[derive(Clone, Copy, PartialEq)]
-enum Kind {
+enum CharKind {
     Lower,
     Upper,
     Digit,
@@ -21,15 +21,15 @@ enum Kind {
     Other,
 }
 
-fn kind(c: char) -> Kind {
+fn kind(c: char) -> CharKind {
     match c {
-        'a'..='z' => Kind::Lower,
-        'A'..='Z' => Kind::Upper,
-        '0'..='9' => Kind::Digit,
-        ' ' => Kind::Space,
-        '\n' | '\r' => Kind::LineEnd,
-        c if c.is_ascii() => Kind::Mark,
-        _ => Kind::Other,
+        'a'..='z' => CharKind::Lower,
+        'A'..='Z' => CharKind::Upper,
+        '0'..='9' => CharKind::Digit,
+        ' ' => CharKind::Space,
+        '\n' | '\r' => CharKind::LineEnd,
+        c if c.is_ascii() => CharKind::Mark,
+        _ => CharKind::Other,
     }
 }
 
@@ -57,26 +57,30 @@ pub(crate) fn text_tokens(text: &str) -> u64 {
         let own = kind(c);
         let starts = match own {
             // A capital belongs to the lower-case letters after it.
-            Kind::Upper => before != Some(own) || chars.peek().is_some_and(char::is_ascii_lowercase),
-            Kind::Lower => !matches!(before, Some(Kind::Lower | Kind::Upper)),
+            CharKind::Upper => before != Some(own) || chars.peek().is_some_and(char::is_ascii_lowercase),
+            CharKind::Lower => !matches!(before, Some(CharKind::Lower | CharKind::Upper)),
             own => before != Some(own),
         };
         place = if starts { 0 } else { place + 1 };
         hundredths += match (own, place) {
-            (Kind::Lower | Kind::Upper, 0) if matches!(before, Some(Kind::Digit | Kind::Lower)) => 100,
-            (Kind::Lower | Kind::Upper, 0) => 85,
-            (Kind::Lower, 1..5) => 2,
-            (Kind::Upper, 1..5) => 25,
-            (Kind::Lower | Kind::Upper, _) => 17,
-            (Kind::Digit, 0) if before == Some(Kind::Space) => 190,
-            (Kind::Digit, place) if place.is_multiple_of(3) => 100,
-            (Kind::Space, 1) => 80,
-            (Kind::LineEnd, 0) => 60,
-            (Kind::Digit | Kind::Space | Kind::LineEnd, _) => 0,
-            (Kind::Mark, 0) => 75,
-            (Kind::Mark, _) if last == Some(c) => 10,
-            (Kind::Mark, _) => 45,
-            (Kind::Other, _) => weight(c),
+            (CharKind::Lower | CharKind::Upper, 0)
+                if matches!(before, Some(CharKind::Digit | CharKind::Lower)) =>
+            {
+                100
+            }
+            (CharKind::Lower | CharKind::Upper, 0) => 85,
+            (CharKind::Lower, 1..5) => 2,
+            (CharKind::Upper, 1..5) => 25,
+            (CharKind::Lower | CharKind::Upper, _) => 17,
+            (CharKind::Digit, 0) if before == Some(CharKind::Space) => 190,
+            (CharKind::Digit, place) if place.is_multiple_of(3) => 100,
+            (CharKind::Space, 1) => 80,
+            (CharKind::LineEnd, 0) => 60,
+            (CharKind::Digit | CharKind::Space | CharKind::LineEnd, _) => 0,
+            (CharKind::Mark, 0) => 75,
+            (CharKind::Mark, _) if last == Some(c) => 10,
+            (CharKind::Mark, _) => 45,
+            (CharKind::Other, _) => weight(c),
         };
         (before, last) = (Some(own), Some(c));
     }

@@ -195,12 +195,12 @@ impl<'de> Deserialize<'de> for TurnId {
 /// ```
 #[derive(Clone, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-pub struct MessageId(#[cfg_attr(feature = "schema", schemars(with = "String"))] Form);
+pub struct MessageId(#[cfg_attr(feature = "schema", schemars(with = "String"))] MessageIdForm);
 
 /// The form of an id: made by an agent, or given as a text. A text in the format of an agent's ids is always stored as
-/// [`Form::Made`], so equal texts have equal forms.
+/// [`MessageIdForm::Made`], so equal texts have equal forms.
 #[derive(Clone, PartialEq, Eq, Hash)]
-enum Form {
+enum MessageIdForm {
     Made { turn: TurnId, number: u32 },
     Given(Arc<str>),
 }
@@ -210,7 +210,7 @@ const TURN: usize = 22;
 /// The maximum length of an id that an agent has made: the turn's id, a hyphen and ten digits.
 const LONGEST: usize = TURN + 11;
 
-impl Form {
+impl MessageIdForm {
     /// Reads an id that an agent has made: the turn's id in base64url, a hyphen and a decimal number.
     fn made(text: &str) -> Option<Self> {
         let (turn, number) = text.split_at_checked(TURN)?;
@@ -228,27 +228,27 @@ impl Form {
 impl MessageId {
     /// Returns an id with exactly this text.
     pub fn new(id: impl AsRef<str> + Into<Arc<str>>) -> Self {
-        Self(Form::made(id.as_ref()).unwrap_or_else(|| Form::Given(id.into())))
+        Self(MessageIdForm::made(id.as_ref()).unwrap_or_else(|| MessageIdForm::Given(id.into())))
     }
 
     /// Returns the id of a message of this turn. Allocates nothing.
     pub(crate) const fn made(turn: TurnId, number: u32) -> Self {
-        Self(Form::Made { turn, number })
+        Self(MessageIdForm::Made { turn, number })
     }
 
     /// Returns the turn that contains the message with this id, if an agent has made the id.
     pub(crate) const fn turn(&self) -> Option<TurnId> {
         match &self.0 {
-            Form::Made { turn, .. } => Some(*turn),
-            Form::Given(_) => None,
+            MessageIdForm::Made { turn, .. } => Some(*turn),
+            MessageIdForm::Given(_) => None,
         }
     }
 
     /// Returns the id's text. If an agent has made the id, the text is written into `buffer`.
     fn text<'a>(&'a self, buffer: &'a mut [u8; LONGEST]) -> &'a str {
         let (turn, mut number) = match &self.0 {
-            Form::Given(text) => return text,
-            Form::Made { turn, number } => (turn, *number),
+            MessageIdForm::Given(text) => return text,
+            MessageIdForm::Made { turn, number } => (turn, *number),
         };
         let mut start = LONGEST;
         loop {

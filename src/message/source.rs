@@ -1,7 +1,7 @@
 //! The location of an attachment's bytes, and the form that it has in a store.
 //!
 //! A store may keep the bytes of a large attachment apart from its message, which then contains a reference. serde has no
-//! argument for such a context, so a [`StoredForm`] applies to one thread while a closure runs. In any other JSON, a
+//! argument for such a context, so a [`StoredAttachmentForm`] applies to one thread while a closure runs. In any other JSON, a
 //! reference is an error. So neither the body of a request nor an imported document can refer to bytes in a store.
 
 use std::{
@@ -38,7 +38,7 @@ pub enum Source {
 pub(crate) const SMALL: usize = 16 * 1024;
 
 /// The form of attachments in a store.
-pub(crate) trait StoredForm {
+pub(crate) trait StoredAttachmentForm {
     /// Returns the reference to write in place of this text in base64, if the store keeps the text apart.
     fn reference(&self, data: &Arc<str>) -> Option<String>;
 
@@ -48,32 +48,32 @@ pub(crate) trait StoredForm {
 
 thread_local! {
     /// The form that applies to this thread now.
-    static FORM: RefCell<Option<Rc<dyn StoredForm>>> = const { RefCell::new(None) };
+    static FORM: RefCell<Option<Rc<dyn StoredAttachmentForm>>> = const { RefCell::new(None) };
 }
 
 /// Runs an action that writes or reads messages in this form.
-pub(crate) fn in_form<T>(form: Rc<dyn StoredForm>, action: impl FnOnce() -> T) -> T {
+pub(crate) fn in_form<T>(form: Rc<dyn StoredAttachmentForm>, action: impl FnOnce() -> T) -> T {
     /// Restores the earlier form, even if the action panics.
-    struct Restore(Option<Rc<dyn StoredForm>>);
+    struct AttachmentFormGuard(Option<Rc<dyn StoredAttachmentForm>>);
 
-    impl Drop for Restore {
+    impl Drop for AttachmentFormGuard {
         fn drop(&mut self) {
             FORM.set(self.0.take());
         }
     }
 
-    let _restore = Restore(FORM.replace(Some(form)));
+    let _restore = AttachmentFormGuard(FORM.replace(Some(form)));
     action()
 }
 
-fn form() -> Option<Rc<dyn StoredForm>> {
+fn form() -> Option<Rc<dyn StoredAttachmentForm>> {
     FORM.with_borrow(Clone::clone)
 }
 
 /// The JSON form in a store.
 #[derive(Serialize, Deserialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
-enum InStore {
+enum StoredSourceJson {
     Base64 { data: Arc<str> },
     Url { url: String },
     File { sha256: String },
@@ -84,7 +84,7 @@ impl Serialize for Source {
         if let Self::Base64 { data } = self
             && let Some(sha256) = form().and_then(|form| form.reference(data))
         {
-            return InStore::File { sha256 }.serialize(serializer);
+            return StoredSourceJson::File { sha256 }.serialize(serializer);
         }
         Self::serialize(self, serializer)
     }
@@ -93,10 +93,12 @@ impl Serialize for Source {
 impl<'de> Deserialize<'de> for Source {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let Some(form) = form() else { return Self::deserialize(deserializer) };
-        Ok(match InStore::deserialize(deserializer)? {
-            InStore::Base64 { data } => Self::Base64 { data },
-            InStore::Url { url } => Self::Url { url },
-            InStore::File { sha256 } => Self::Base64 { data: form.data(&sha256).map_err(D::Error::custom)? },
+        Ok(match StoredSourceJson::deserialize(deserializer)? {
+            StoredSourceJson::Base64 { data } => Self::Base64 { data },
+            StoredSourceJson::Url { url } => Self::Url { url },
+            StoredSourceJson::File { sha256 } => {
+                Self::Base64 { data: form.data(&sha256).map_err(D::Error::custom)? }
+            }
         })
     }
 }

@@ -19,9 +19,9 @@ const VARIABLE: &str = "OMNI_AGENT_PROGRAM";
 const ROUNDS: usize = 20;
 
 /// A mark in the environment of all processes that a program starts. No other process has this mark.
-pub(crate) struct Mark(String);
+pub(crate) struct ProcessEnvironmentMark(String);
 
-impl Mark {
+impl ProcessEnvironmentMark {
     /// Sets the mark in the environment of a program that has not been started yet.
     pub(crate) fn set(command: &mut Command) -> Self {
         static NEXT: AtomicU64 = AtomicU64::new(0);

@@ -28,9 +28,9 @@ pub(crate) fn lines<R: AsyncRead>(reader: R, longest: usize) -> FramedRead<R, An
 
 /// The last lines of a program's standard error.
 #[derive(Default)]
-pub(crate) struct LastWords(Mutex<VecDeque<String>>);
+pub(crate) struct StderrTail(Mutex<VecDeque<String>>);
 
-impl LastWords {
+impl StderrTail {
     fn lock(&self) -> MutexGuard<'_, VecDeque<String>> {
         lock(&self.0)
     }
@@ -102,7 +102,7 @@ mod tests {
     use super::*;
 
     async fn quoted(stderr: &[u8]) -> String {
-        let words = LastWords::default();
+        let words = StderrTail::default();
         words.follow(stderr, "test").await;
         words.quoted()
     }

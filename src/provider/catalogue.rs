@@ -11,8 +11,8 @@ use std::{
 pub use info::{Modality, ModelInfo, Price, Rates};
 pub use models_dev::CatalogueError;
 pub(in crate::provider) use traits::{
-    ChatTools, Family, GeminiThinking, GeminiTraits, MessagesSampling, MessagesThinking, MessagesTraits,
-    OpenAiTraits, ThinkingOff, Traits, find,
+    AnthropicSampling, AnthropicThinking, AnthropicThinkingOff, AnthropicTraits, ChatToolSupport,
+    GeminiThinking, GeminiTraits, ModelFamilyRules, ModelTraits, OpenAiTraits, find,
 };
 
 /// Facts about models: context window, limits, modalities, price, and how options are encoded for each model.

@@ -10,7 +10,7 @@ use std::{
 
 use tokio::sync::oneshot;
 
-use crate::{message::ToolUse, sync::lock, telemetry::RequestScope, tool::Decision};
+use crate::{message::ToolUse, sync::lock, telemetry::RequestTelemetryScope, tool::Decision};
 
 /// The connection of a provider to the conversation that it serves. The connection is open while the stream of the
 /// response is open.
@@ -20,12 +20,12 @@ use crate::{message::ToolUse, sync::lock, telemetry::RequestScope, tool::Decisio
 /// [`Request::private_state`](super::Request::private_state).
 #[derive(Clone, Debug, Default)]
 pub struct RequestContext {
-    asking: Option<Arc<QuestionDesk>>,
+    asking: Option<Arc<ProviderQuestionState>>,
     /// The telemetry data of the request. `None` if telemetry is off.
-    scope: Option<Arc<RequestScope>>,
+    scope: Option<Arc<RequestTelemetryScope>>,
 }
 
-struct QuestionDesk {
+struct ProviderQuestionState {
     decider: Decider,
     /// Whether a question has been asked. If so, the request must not be repeated.
     asked: AtomicBool,
@@ -33,7 +33,7 @@ struct QuestionDesk {
     open: AtomicUsize,
 }
 
-crate::debug::impl_debug!(QuestionDesk(self) { asked: self.asked, open: self.open, .. });
+crate::debug::impl_debug!(ProviderQuestionState(self) { asked: self.asked, open: self.open, .. });
 
 type DecideFn = dyn Fn(ToolUse) -> Pin<Box<dyn Future<Output = Decision> + Send>> + Send + Sync;
 
@@ -46,15 +46,15 @@ enum Decider {
 /// and creating a channel for each request would be the most expensive part of a short turn.
 #[derive(Debug, Default)]
 struct QuestionQueue {
-    waiting: VecDeque<Question>,
+    waiting: VecDeque<ProviderQuestion>,
     agent: Option<Waker>,
     closed: bool,
 }
 
 impl QuestionQueue {
-    /// Adds a question, unless [`Questions`] has been dropped. Returns the waker of the agent, if the agent waits for a
+    /// Adds a question, unless [`QuestionReceiver`] has been dropped. Returns the waker of the agent, if the agent waits for a
     /// question.
-    fn put(&mut self, question: Question) -> Option<Waker> {
+    fn put(&mut self, question: ProviderQuestion) -> Option<Waker> {
         if !self.closed {
             self.waiting.retain(|question| !question.answer.is_closed());
             self.waiting.push_back(question);
@@ -66,11 +66,11 @@ impl QuestionQueue {
 /// The agent's receiver of the questions that a request asks. After it is dropped, questions are answered with a
 /// rejection.
 #[derive(Debug)]
-pub(crate) struct Questions(Arc<QuestionDesk>);
+pub(crate) struct QuestionReceiver(Arc<ProviderQuestionState>);
 
-impl Questions {
+impl QuestionReceiver {
     /// Returns the oldest question that has not been taken yet.
-    pub(crate) fn poll_next(&self, cx: &Context<'_>) -> Poll<Question> {
+    pub(crate) fn poll_next(&self, cx: &Context<'_>) -> Poll<ProviderQuestion> {
         let mut queue = self.queue();
         if let Some(question) = queue.waiting.pop_front() {
             return Poll::Ready(question);
@@ -90,7 +90,7 @@ impl Questions {
     }
 }
 
-impl Drop for Questions {
+impl Drop for QuestionReceiver {
     fn drop(&mut self) {
         // Keep the questions in `_left` until the lock is released, because dropping a question may run other code.
         let _left =
@@ -98,23 +98,23 @@ impl Drop for Questions {
     }
 }
 
-impl QuestionDesk {
+impl ProviderQuestionState {
     fn new(decider: Decider) -> Self {
         Self { decider, asked: AtomicBool::new(false), open: AtomicUsize::new(0) }
     }
 }
 
 /// Counts a question as open until it is dropped.
-struct OpenRequest<'a>(&'a AtomicUsize);
+struct OpenQuestionCounter<'a>(&'a AtomicUsize);
 
-impl<'a> OpenRequest<'a> {
+impl<'a> OpenQuestionCounter<'a> {
     fn new(open: &'a AtomicUsize) -> Self {
         open.fetch_add(1, Ordering::Relaxed);
         Self(open)
     }
 }
 
-impl Drop for OpenRequest<'_> {
+impl Drop for OpenQuestionCounter<'_> {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Ordering::Relaxed);
     }
@@ -122,7 +122,7 @@ impl Drop for OpenRequest<'_> {
 
 /// A provider's question to an agent.
 #[derive(Debug)]
-pub(crate) struct Question {
+pub(crate) struct ProviderQuestion {
     /// The tool use in question.
     pub(crate) tool_use: ToolUse,
     /// The sender of the answer. Dropping it rejects the tool use.
@@ -146,13 +146,13 @@ impl RequestContext {
         D: Future<Output = Decision> + Send + 'static,
     {
         let decide = Box::new(move |tool_use| Box::pin(decide(tool_use)) as Pin<Box<_>>);
-        Self { asking: Some(Arc::new(QuestionDesk::new(Decider::Function(decide)))), scope: None }
+        Self { asking: Some(Arc::new(ProviderQuestionState::new(Decider::Function(decide)))), scope: None }
     }
 
     /// Creates a context for an agent, and the receiver of its questions.
-    pub(crate) fn with_questions() -> (Self, Questions) {
-        let asking = Arc::new(QuestionDesk::new(Decider::Agent(Mutex::default())));
-        (Self { asking: Some(Arc::clone(&asking)), scope: None }, Questions(asking))
+    pub(crate) fn with_questions() -> (Self, QuestionReceiver) {
+        let asking = Arc::new(ProviderQuestionState::new(Decider::Agent(Mutex::default())));
+        (Self { asking: Some(Arc::clone(&asking)), scope: None }, QuestionReceiver(asking))
     }
 
     /// Returns a context of the same request, but `decide` answers the questions.
@@ -183,24 +183,24 @@ impl RequestContext {
             return Decision::reject("no agent is available to decide");
         };
         asking.asked.store(true, Ordering::Relaxed);
-        let _open = OpenRequest::new(&asking.open);
+        let _open = OpenQuestionCounter::new(&asking.open);
         let queue = match &asking.decider {
             Decider::Function(decide) => return decide(tool_use).await,
             Decider::Agent(queue) => queue,
         };
         let (answer, decision) = oneshot::channel();
-        let agent = lock(queue).put(Question { tool_use, answer });
+        let agent = lock(queue).put(ProviderQuestion { tool_use, answer });
         agent.into_iter().for_each(Waker::wake);
         decision.await.unwrap_or_else(|_| Decision::reject("the question was dropped"))
     }
 
     /// Sets the id of the conversation to which the request belongs, for telemetry.
     pub(crate) fn set_conversation(&mut self, conversation: Option<&str>) {
-        self.scope = Some(Arc::new(RequestScope::new(conversation)));
+        self.scope = Some(Arc::new(RequestTelemetryScope::new(conversation)));
     }
 
     /// Returns the scope of the request's telemetry, and creates it if there is none.
-    pub(super) fn open_scope(&mut self) -> Arc<RequestScope> {
+    pub(super) fn open_scope(&mut self) -> Arc<RequestTelemetryScope> {
         Arc::clone(self.scope.get_or_insert_default())
     }
 

@@ -3,7 +3,7 @@
 //! events. A JSON reader rejects both halves.
 //!
 //! [`marked`] rewrites such JSON so that it can be read, and replaces each half with a mark. Which text continues which
-//! other text is known only from the deltas. Therefore, [`Halves`] resolves the marks in the deltas. If a text ends
+//! other text is known only from the deltas. Therefore, [`SurrogateHalves`] resolves the marks in the deltas. If a text ends
 //! with a first half and the text that continues it begins with a second half, the two halves become a character. An
 //! unpaired half becomes U+FFFD at its position.
 
@@ -28,7 +28,7 @@ pub(in crate::provider) fn marked(json: &str) -> Option<String> {
     let mut at = 0;
     while let Some(found) = json[at..].find('\\') {
         at += found;
-        let Some(half) = Half::escaped(json, at) else {
+        let Some(half) = SurrogateHalf::escaped(json, at) else {
             // The escaped character may be a backslash, so it is skipped.
             at += 2;
             if !json.is_char_boundary(at) {
@@ -37,7 +37,7 @@ pub(in crate::provider) fn marked(json: &str) -> Option<String> {
             continue;
         };
         let end = at + ESCAPE;
-        if let Some(second) = Half::escaped(json, end)
+        if let Some(second) = SurrogateHalf::escaped(json, end)
             && half.joined(second).is_some()
         {
             at = end + ESCAPE;
@@ -73,14 +73,14 @@ pub(in crate::provider) fn replaced(json: &str) -> Option<String> {
 
 /// Resolves the marks in the deltas of one response.
 #[derive(Debug, Default)]
-pub(in crate::provider) struct Halves {
+pub(in crate::provider) struct SurrogateHalves {
     /// Whether an unpaired half has occurred. Before that, deltas are forwarded without a check.
     found: bool,
     /// The first halves of characters with which texts ended, by the index of the block.
-    open: HashMap<usize, (PieceKind, Half)>,
+    open: HashMap<usize, (ExtendableTextKind, SurrogateHalf)>,
 }
 
-impl Halves {
+impl SurrogateHalves {
     /// Returns the JSON text of an event with a [mark](marked) instead of each unpaired half, or `None` if there are no
     /// unpaired halves.
     pub(in crate::provider) fn mark(&mut self, json: &str) -> Option<String> {
@@ -145,10 +145,10 @@ impl Halves {
 
     fn extend(&mut self, index: usize, part: Part, deltas: &mut Vec<Delta>) {
         let (kind, text) = match part {
-            Part::Text(text) => (PieceKind::Text, text),
-            Part::Input(text) => (PieceKind::Input, text),
-            Part::Signature(text) => (PieceKind::Signature, text),
-            Part::Redacted(text) => (PieceKind::Redacted, text),
+            Part::Text(text) => (ExtendableTextKind::Text, text),
+            Part::Input(text) => (ExtendableTextKind::Input, text),
+            Part::Signature(text) => (ExtendableTextKind::Signature, text),
+            Part::Redacted(text) => (ExtendableTextKind::Redacted, text),
             Part::Item(mut item) => {
                 resolve_value(&mut item);
                 return deltas.push(Delta::Extend { index, part: Part::Item(item) });
@@ -178,14 +178,14 @@ impl Halves {
 
 /// The kinds of text with which a block can be extended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum PieceKind {
+enum ExtendableTextKind {
     Text,
     Input,
     Signature,
     Redacted,
 }
 
-impl PieceKind {
+impl ExtendableTextKind {
     fn part(self, text: String) -> Part {
         match self {
             Self::Text => Part::Text(text),
@@ -198,9 +198,9 @@ impl PieceKind {
 
 /// One half: a surrogate of UTF-16.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::provider) struct Half(u16);
+pub(in crate::provider) struct SurrogateHalf(u16);
 
-impl Half {
+impl SurrogateHalf {
     /// Returns the half that is escaped at this position, if there is one.
     fn escaped(json: &str, at: usize) -> Option<Self> {
         let digits = json.get(at..at + ESCAPE)?.strip_prefix("\\u")?;
@@ -232,7 +232,10 @@ impl Half {
 
 /// Returns the text without marks, and the first half with which it ends, if any. `before` is the half with which the
 /// preceding text ended.
-pub(in crate::provider) fn resolved(before: Option<Half>, text: String) -> (String, Option<Half>) {
+pub(in crate::provider) fn resolved(
+    before: Option<SurrogateHalf>,
+    text: String,
+) -> (String, Option<SurrogateHalf>) {
     if before.is_none() && !text.contains(MARK) {
         return (text, None);
     }
@@ -241,7 +244,7 @@ pub(in crate::provider) fn resolved(before: Option<Half>, text: String) -> (Stri
     let mut characters = text.chars();
     while let Some(character) = characters.next() {
         let next = characters.clone().next().filter(|_| character == MARK);
-        let half = next.and_then(Half::of_mark);
+        let half = next.and_then(SurrogateHalf::of_mark);
         let last = open.take();
         if half.is_some() {
             characters.next();

@@ -9,9 +9,9 @@ use schemars::JsonSchema;
 use serde::de::DeserializeOwned;
 
 use super::{
-    Catalogue, Completion, Corrections, Delta, DeltaStream, Fold, ModelInfo, OutputSchema, Part, Provider,
-    ProviderError, ProviderErrorKind, Request, RequestContext, RetryPolicy, catalogue::Traits, read_output,
-    registry::split, secret::KeySource,
+    Catalogue, Completion, Delta, DeltaStream, Fold, ModelInfo, OutputCorrections, OutputSchema, Part,
+    Provider, ProviderError, ProviderErrorKind, Request, RequestContext, RetryPolicy, catalogue::ModelTraits,
+    read_output, registry::split, secret::KeySource,
 };
 use crate::message::{Content, Timestamp, Usage};
 
@@ -55,7 +55,7 @@ struct ModelShared {
     catalogue: Option<Arc<Catalogue>>,
     /// The facts about the model, from the catalogue and from the rules for its id. They are looked up at the first
     /// use.
-    facts: OnceLock<(Option<Arc<ModelInfo>>, &'static Traits)>,
+    facts: OnceLock<(Option<Arc<ModelInfo>>, &'static ModelTraits)>,
     /// The registry's key.
     key: Option<KeySource>,
     /// The saved name that could not be resolved, if this model is its fallback.
@@ -111,7 +111,7 @@ impl Model {
 
     /// Returns the same model with these facts in place of the catalogue's facts.
     pub fn with_info(&self, info: impl Into<Arc<ModelInfo>>) -> Self {
-        let facts = (Some(info.into()), Traits::of(&self.0.id));
+        let facts = (Some(info.into()), ModelTraits::of(&self.0.id));
         Self(Arc::new(ModelShared { facts: OnceLock::from(facts), ..self.0.copied() }))
     }
 
@@ -164,8 +164,8 @@ impl Model {
         self.facts().0.as_ref()
     }
 
-    fn facts(&self) -> &(Option<Arc<ModelInfo>>, &'static Traits) {
-        self.0.facts.get_or_init(|| (self.find(&self.0.id), Traits::of(&self.0.id)))
+    fn facts(&self) -> &(Option<Arc<ModelInfo>>, &'static ModelTraits) {
+        self.0.facts.get_or_init(|| (self.find(&self.0.id), ModelTraits::of(&self.0.id)))
     }
 
     fn find(&self, id: &str) -> Option<Arc<ModelInfo>> {
@@ -325,7 +325,7 @@ impl Model {
         }
         request.options.set_output(Some(output.clone()));
         let history = request.history.clone();
-        let mut corrections = Corrections::default();
+        let mut corrections = OutputCorrections::default();
         let mut usage = Usage::default();
         loop {
             request.history = corrections.after(&history);

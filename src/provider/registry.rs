@@ -17,10 +17,10 @@ use super::{Catalogue, Model, Provider, Secret, secret::KeySource};
 ///
 /// Cheap to clone: clones share their contents until one is changed.
 #[derive(Clone)]
-pub struct Registry(Arc<Contents>);
+pub struct Registry(Arc<RegistryContents>);
 
 #[derive(Clone)]
-struct Contents {
+struct RegistryContents {
     providers: BTreeMap<String, Arc<dyn Provider>>,
     keys: BTreeMap<String, KeySource>,
     /// The catalogue. If it is not set, the built-in catalogue is used.
@@ -62,13 +62,14 @@ pub(super) fn split(name: &str) -> Option<(&str, &str)> {
 }
 
 impl Registry {
-    fn contents(&mut self) -> &mut Contents {
+    fn contents(&mut self) -> &mut RegistryContents {
         Arc::make_mut(&mut self.0)
     }
 
     /// Creates a registry without providers.
     pub fn empty() -> Self {
-        let contents = Contents { providers: BTreeMap::new(), keys: BTreeMap::new(), catalogue: None };
+        let contents =
+            RegistryContents { providers: BTreeMap::new(), keys: BTreeMap::new(), catalogue: None };
         Self(Arc::new(contents))
     }
 

@@ -2,7 +2,7 @@ use std::sync::Arc;
 
 use serde_json::Value;
 
-use super::{ModelInfo, Options, catalogue::Traits, secret::KeySource};
+use super::{ModelInfo, Options, catalogue::ModelTraits, secret::KeySource};
 use crate::{
     message::{Blocks, History, Message, Role, text_tokens},
     panics::contained,
@@ -37,7 +37,7 @@ pub struct Request {
     /// The registry's key, which is used if the options contain no key.
     pub(super) key: Option<KeySource>,
     /// The facts that the catalogue's rules yield for the model's id, together with that id.
-    pub(super) rule: Option<(Arc<str>, &'static Traits)>,
+    pub(super) rule: Option<(Arc<str>, &'static ModelTraits)>,
     /// The end of the part of `history` that the next requests contain too: a number of messages, and a number of
     /// blocks of the message after them. Only set if a callback changed the history of this request.
     pub(super) lasting: Option<(usize, usize)>,
@@ -100,13 +100,13 @@ impl Request {
 
     /// Returns how the model takes options: according to the facts about the model, or else according to the rules for
     /// its id.
-    pub(super) fn traits(&self) -> &Traits {
+    pub(super) fn traits(&self) -> &ModelTraits {
         if let Some(traits) = self.model_info.as_ref().and_then(|info| info.traits.as_deref()) {
             return traits;
         }
         match &self.rule {
             Some((id, traits)) if *id == self.model => traits,
-            _ => Traits::of(&self.model),
+            _ => ModelTraits::of(&self.model),
         }
     }
 

@@ -114,15 +114,15 @@ impl RetryPolicy {
             }
         };
         let priced = request.model_info.clone().filter(|info| info.price.is_some());
-        let priced = priced.map(|info| Priced { info, cache: request.options.cache() });
+        let priced = priced.map(|info| ResponsePricing { info, cache: request.options.cache() });
         let policy = Self { max_retries: request.options.max_retries().unwrap_or(self.max_retries), ..self };
         // A timeout that `Instant` cannot represent counts as no timeout.
         let limit = request.options.timeout().and_then(|timeout| {
-            Some(Limit { timeout, deadline: Instant::now().checked_add(timeout)?, sleep: None })
+            Some(RequestTimeout { timeout, deadline: Instant::now().checked_add(timeout)?, sleep: None })
         });
         let attempts = RequestAttempts { policy, provider, request, retries: 0 };
         Box::pin(RetryStream {
-            state: RequestState::Beginning(attempts.begin(context.clone(), trace.as_deref())),
+            state: RetriedRequestState::Beginning(attempts.begin(context.clone(), trace.as_deref())),
             attempts,
             trace,
             warnings,
@@ -144,7 +144,7 @@ struct RequestAttempts {
 
 impl RequestAttempts {
     /// Starts an attempt: sends the request.
-    fn begin(&self, context: RequestContext, trace: Option<&StreamTrace>) -> Beginning {
+    fn begin(&self, context: RequestContext, trace: Option<&StreamTrace>) -> ResponseStartFuture {
         let (provider, request) = (Arc::clone(&self.provider), self.request.clone());
         let Some(trace) = trace else {
             return Box::pin(first_content(provider, request, context));
@@ -183,14 +183,14 @@ impl RequestAttempts {
 }
 
 /// A response that has started: the deltas so far, and the rest of the stream.
-struct Begun {
+struct StartedResponse {
     head: vec::IntoIter<Delta>,
     rest: DeltaStream,
     /// The attempt's span, if the request is traced.
     attempt: Option<Box<Span>>,
 }
 
-impl Begun {
+impl StartedResponse {
     fn new(head: Vec<Delta>, rest: DeltaStream) -> Self {
         Self { head: head.into_iter(), rest, attempt: None }
     }
@@ -208,7 +208,7 @@ impl Begun {
     }
 }
 
-impl Drop for Begun {
+impl Drop for StartedResponse {
     /// Drops the rest of the stream inside the attempt's span, because a backend then cancels its turn.
     fn drop(&mut self) {
         if let Some(attempt) = self.attempt.as_deref() {
@@ -228,7 +228,7 @@ fn first_content(
     provider: Arc<dyn Provider>,
     mut request: Request,
     context: RequestContext,
-) -> impl Future<Output = Result<Begun, ProviderError>> + Send {
+) -> impl Future<Output = Result<StartedResponse, ProviderError>> + Send {
     async move {
         request.authorise();
         let mut rest = provider.stream(request, context).await?;
@@ -239,11 +239,11 @@ fn first_content(
             has_stop_reason |= matches!(&delta, Delta::Message(data) if data.stop_reason.is_some());
             head.push(delta);
             if begun || head.len() == MAX_HEAD {
-                return Ok(Begun::new(head, rest));
+                return Ok(StartedResponse::new(head, rest));
             }
         }
         if has_stop_reason {
-            Ok(Begun::new(head, Box::pin(stream::empty())))
+            Ok(StartedResponse::new(head, Box::pin(stream::empty())))
         } else {
             Err(ProviderError::new(ProviderErrorKind::Truncated, "the stream ended before the answer began"))
         }
@@ -257,24 +257,24 @@ fn attempt_failed(attempt: &Span, error: &ProviderError) {
 
 /// The stream of [`RetryPolicy::stream`].
 struct RetryStream {
-    state: RequestState,
+    state: RetriedRequestState,
     attempts: RequestAttempts,
     /// The request's trace, if telemetry is on.
     trace: Option<Box<StreamTrace>>,
     /// Warnings about parts of the request that its model does not support. They are reported when the response starts.
     warnings: Vec<String>,
-    priced: Option<Priced>,
-    limit: Option<Limit>,
+    priced: Option<ResponsePricing>,
+    limit: Option<RequestTimeout>,
     context: RequestContext,
 }
 
 /// The price of a response's tokens.
-struct Priced {
+struct ResponsePricing {
     info: Arc<ModelInfo>,
     cache: Option<CacheHint>,
 }
 
-impl Priced {
+impl ResponsePricing {
     /// Adds the cost to the usage in `data`. Usage is reported as a total so far, and the last report counts. So the
     /// cost is computed for each report, and an aborted response has a cost too. A cost reported by the service takes
     /// precedence.
@@ -285,18 +285,18 @@ impl Priced {
     }
 }
 
-type Beginning = Pin<Box<dyn Future<Output = Result<Begun, ProviderError>> + Send>>;
+type ResponseStartFuture = Pin<Box<dyn Future<Output = Result<StartedResponse, ProviderError>> + Send>>;
 
-enum RequestState {
+enum RetriedRequestState {
     /// The delay before the next attempt.
     Waiting(Pin<Box<Sleep>>),
-    Beginning(Beginning),
-    Streaming(Begun),
+    Beginning(ResponseStartFuture),
+    Streaming(StartedResponse),
     Over,
 }
 
 /// The request's total timeout.
-struct Limit {
+struct RequestTimeout {
     timeout: Duration,
     deadline: Instant,
     /// The timer of the timeout. It is created at the first wait, because that wait happens inside a runtime.
@@ -308,7 +308,7 @@ impl RetryStream {
     fn poll_answer(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Delta, ProviderError>>> {
         loop {
             match &mut self.state {
-                RequestState::Waiting(delay) => {
+                RetriedRequestState::Waiting(delay) => {
                     ready!(delay.as_mut().poll(cx));
                     // An agent polls only when it has a permit for the attempt. The time until then does not count.
                     if let Some(limit) = &mut self.limit {
@@ -317,11 +317,11 @@ impl RetryStream {
                         limit.sleep = None;
                     }
                     let attempt = self.attempts.begin(self.context.clone(), self.trace.as_deref());
-                    self.state = RequestState::Beginning(attempt);
+                    self.state = RetriedRequestState::Beginning(attempt);
                 }
-                RequestState::Beginning(beginning) => match ready!(beginning.as_mut().poll(cx)) {
+                RetriedRequestState::Beginning(beginning) => match ready!(beginning.as_mut().poll(cx)) {
                     Ok(begun) => {
-                        self.state = RequestState::Streaming(begun);
+                        self.state = RetriedRequestState::Streaming(begun);
                         if !self.warnings.is_empty() {
                             let warnings = std::mem::take(&mut self.warnings);
                             let data = MessageDelta { warnings, ..MessageDelta::default() };
@@ -334,17 +334,17 @@ impl RetryStream {
                         let Some(delay) = self.attempts.repeat(&error, deadline) else {
                             return Poll::Ready(Some(Err(error)));
                         };
-                        self.state = RequestState::Waiting(Box::pin(sleep(delay)));
+                        self.state = RetriedRequestState::Waiting(Box::pin(sleep(delay)));
                         return Poll::Ready(Some(Ok(Delta::Retry { error: Box::new(error), delay })));
                     }
                 },
-                RequestState::Streaming(begun) => {
+                RetriedRequestState::Streaming(begun) => {
                     return match begun.head.next() {
                         Some(delta) => Poll::Ready(Some(Ok(delta))),
                         None => begun.poll_rest(cx),
                     };
                 }
-                RequestState::Over => return Poll::Ready(None),
+                RetriedRequestState::Over => return Poll::Ready(None),
             }
         }
     }
@@ -390,7 +390,7 @@ impl Stream for RetryStream {
             item = Poll::Ready(Some(Err(ProviderError::new(ProviderErrorKind::Timeout, message))));
         }
         if matches!(item, Poll::Ready(None | Some(Err(_)))) {
-            this.state = RequestState::Over;
+            this.state = RetriedRequestState::Over;
         }
         if let (Some(trace), Poll::Ready(item)) = (&mut this.trace, &item) {
             trace.observe(item.as_ref());

@@ -52,7 +52,7 @@ impl Secret {
     /// assert_eq!(key.scrub("keys begin with sk-proj-"), "keys begin with sk-proj-");
     /// ```
     pub fn scrub(&self, text: &str) -> String {
-        Scrubber::new([(self, Extent::Parts)]).scrub(text).into_owned()
+        Scrubber::new([(self, SecretExtent::Parts)]).scrub(text).into_owned()
     }
 }
 
@@ -187,7 +187,7 @@ const PUBLIC: &[&str] = &[
 
 /// The part of a value that is replaced.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Extent {
+pub(crate) enum SecretExtent {
     /// Any eight consecutive bytes. This is for credentials.
     Parts,
     /// Only the whole value. This is for headers that contain words of a language or a URL.
@@ -197,13 +197,13 @@ pub(crate) enum Extent {
 /// Replaces secrets in texts.
 #[derive(Default)]
 pub(crate) struct Scrubber {
-    plain: Patterns,
-    base64: Patterns,
+    plain: SecretPatterns,
+    base64: SecretPatterns,
 }
 
-/// The patterns to search for, in the form of a [`Canonical`] text.
+/// The patterns to search for, in the form of a [`CanonicalText`] text.
 #[derive(Default)]
-struct Patterns {
+struct SecretPatterns {
     whole: Vec<Vec<u8>>,
     /// The parts of secrets that have `length` bytes, as numbers, sorted.
     windows: Vec<u128>,
@@ -213,11 +213,11 @@ struct Patterns {
 }
 
 impl Scrubber {
-    pub(crate) fn new<'s>(secrets: impl IntoIterator<Item = (&'s Secret, Extent)>) -> Self {
+    pub(crate) fn new<'s>(secrets: impl IntoIterator<Item = (&'s Secret, SecretExtent)>) -> Self {
         let mut scrubber = Self::default();
         for (secret, extent) in secrets {
             let value = secret.reveal();
-            scrubber.add(value, Extent::Whole);
+            scrubber.add(value, SecretExtent::Whole);
             // The value may consist of a scheme and credentials. Only the credentials are also searched for alone,
             // because the scheme alone is an ordinary word.
             let credentials = value.split_once(' ').map_or(value, |(_, credentials)| credentials.trim());
@@ -228,14 +228,14 @@ impl Scrubber {
         scrubber
     }
 
-    fn add(&mut self, value: &str, extent: Extent) {
+    fn add(&mut self, value: &str, extent: SecretExtent) {
         if value.len() < SHORTEST {
             return;
         }
         let public = PUBLIC.iter().find(|public| value.starts_with(**public)).map_or("", |public| *public);
-        let canonical = Canonical::of(value).bytes;
+        let canonical = CanonicalText::of(value).bytes;
         let forms = base64(value.as_bytes());
-        if extent == Extent::Parts && value.len() >= LONG {
+        if extent == SecretExtent::Parts && value.len() >= LONG {
             self.plain.add_windows(&canonical, WINDOW);
             self.plain.public.push(public.as_bytes().to_vec());
             for form in &forms {
@@ -249,7 +249,7 @@ impl Scrubber {
 
     /// Returns the text with every occurrence of a secret replaced.
     pub(crate) fn scrub<'t>(&self, text: &'t str) -> Cow<'t, str> {
-        let mut canonical = Canonical::of(text);
+        let mut canonical = CanonicalText::of(text);
         let mut found = self.plain.find(&canonical.bytes);
         // The URL-safe base64 alphabet differs from the standard one in two characters, which are converted.
         for byte in &mut canonical.bytes {
@@ -286,7 +286,7 @@ impl Scrubber {
     }
 }
 
-impl Patterns {
+impl SecretPatterns {
     fn add_windows(&mut self, value: &[u8], length: usize) {
         self.length = length;
         self.windows.extend(value.windows(length).map(number));
@@ -355,13 +355,13 @@ fn base64(value: &[u8]) -> [Vec<u8>; 3] {
 }
 
 /// A text in lower case and without escapes, and the position of each byte in the original text.
-struct Canonical {
+struct CanonicalText {
     bytes: Vec<u8>,
     /// The position of each byte, and the end of the text.
     starts: Vec<usize>,
 }
 
-impl Canonical {
+impl CanonicalText {
     /// Undoes escapes of JSON, however often they were applied, and percent-encoding. Converts letters to lower case,
     /// because services may echo a value in another case.
     fn of(text: &str) -> Self {

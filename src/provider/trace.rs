@@ -9,7 +9,7 @@ use super::{
 };
 use crate::{
     message::{Attachment, Content, History, ResultBlock, Role, Source, Timestamp},
-    telemetry::{self, CapturedContent, RequestFacts, RequestTrace},
+    telemetry::{self, CapturedContent, RequestSpanFacts, RequestTrace},
     tool::ToolSet,
 };
 
@@ -36,7 +36,7 @@ impl StreamTrace {
     #[cold]
     fn open(provider: &dyn Provider, request: &Request, context: &mut RequestContext) -> Option<Box<Self>> {
         let options = &request.options;
-        let facts = RequestFacts {
+        let facts = RequestSpanFacts {
             provider: provider.name(),
             model: &request.model,
             max_tokens: options.max_tokens(),

@@ -213,10 +213,10 @@ impl ErrorKind {
 /// [response](Self::response). It is for your own services, because its text and members can name hosts and quote a store
 /// or a model service. The routes of feature `web` send clients a `Problem`, which leaves these facts out.
 #[derive(Clone)]
-pub struct Error(Box<ErrorBody>);
+pub struct Error(Box<ErrorContents>);
 
 #[derive(Clone)]
-struct ErrorBody {
+struct ErrorContents {
     kind: ErrorKind,
     /// The status of the kind, or the status that a newer version has sent.
     status: u16,
@@ -229,7 +229,7 @@ struct ErrorBody {
 impl Error {
     /// Creates an error. The text states what failed, the value that caused it, and what to do.
     pub fn new(kind: ErrorKind, message: impl Into<Cow<'static, str>>) -> Self {
-        Self(Box::new(ErrorBody {
+        Self(Box::new(ErrorContents {
             kind,
             status: kind.status(),
             message: message.into(),

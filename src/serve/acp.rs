@@ -72,7 +72,7 @@ use tokio::io::{AsyncRead, AsyncWrite};
 
 use super::stdio;
 use crate::{
-    access::{Agents, EditorServers, Principal, client::Client},
+    access::{Agents, EditorServers, Principal, client::AuthorizedClient},
     manager::Manager,
     session::{Session, SessionSubscription},
     store::Labels,
@@ -111,7 +111,7 @@ pub struct AcpAgent(EditorSettings);
 
 #[derive(Clone)]
 struct EditorSettings {
-    client: Client,
+    client: AuthorizedClient,
     models: Arc<[String]>,
     name: String,
     version: String,
@@ -135,7 +135,7 @@ impl AcpAgent {
     /// new conversation, and each time a stored conversation is opened.
     pub fn new(manager: Manager, agents: impl Agents) -> Self {
         Self(EditorSettings {
-            client: Client::local(manager, agents),
+            client: AuthorizedClient::local(manager, agents),
             models: Arc::new([]),
             name: env!("CARGO_PKG_NAME").to_owned(),
             version: env!("CARGO_PKG_VERSION").to_owned(),

@@ -80,20 +80,20 @@ use tokio::{
 
 use super::stdio;
 use crate::{
-    access::{Agents, Principal, client::Client},
+    access::{Agents, Principal, client::AuthorizedClient},
     error_chain,
     manager::Manager,
     setters::setters,
     store::Labels,
 };
-use caller::{MOST_CALLS, McpCaller, Refusal};
+use caller::{MOST_CALLS, McpCaller, RefusalText};
 
 /// A server that other programs use over the Model Context Protocol. Its tools use the conversations of a [`Manager`].
 ///
 /// See the [module](self).
 #[must_use = "a server does nothing until it serves a client"]
 pub struct McpServer {
-    client: Client,
+    client: AuthorizedClient,
     info: ServerInfo,
 }
 
@@ -130,7 +130,7 @@ impl McpServer {
     /// conversation, and each time a stored conversation is opened.
     pub fn new(manager: Manager, agents: impl Agents) -> Self {
         let info = ServerInfo::new(env!("CARGO_PKG_NAME"), env!("CARGO_PKG_VERSION"));
-        Self { client: Client::local(manager, agents), info }
+        Self { client: AuthorizedClient::local(manager, agents), info }
     }
 
     setters! {
@@ -186,7 +186,7 @@ impl McpServer {
         output: impl AsyncWrite + Send + Unpin + 'static,
     ) -> Result<(), crate::Error> {
         let calls = Arc::new(Semaphore::new(MOST_CALLS));
-        let permit = move || -> Result<Box<dyn Send>, Refusal> {
+        let permit = move || -> Result<Box<dyn Send>, RefusalText> {
             let permit = Arc::clone(&calls).try_acquire_owned();
             Ok(Box::new(
                 permit

@@ -6,13 +6,13 @@ use std::{
 use tokio::sync::oneshot;
 
 use super::{
-    Guard, Session, Setup, Watcher, check_title,
-    core::{Core, StoredFlight},
+    Guard, Session, SessionSetup, SessionWatcher, check_title,
+    core::{SessionCore, StoredTurnInFlight},
     life,
-    loading::{LoadedTurn, RecoveredTurn, closed},
-    starting::Starting,
+    loading::{LoadedTurn, RecordedTurnTreatment, closed},
+    starting::UnstartedSession,
     task::writing::contained,
-    tenure::{Keeper, Tenure},
+    tenure::{ConversationLease, LeaseKeeper},
 };
 use crate::{
     agent::{Agent, AgentBuilder, Durable, RECORD_DELAY, Recover},
@@ -25,8 +25,8 @@ use crate::{
 };
 
 /// The default settings.
-static DEFAULTS: LazyLock<Arc<Setup>> = LazyLock::new(|| {
-    Arc::new(Setup {
+static DEFAULTS: LazyLock<Arc<SessionSetup>> = LazyLock::new(|| {
+    Arc::new(SessionSetup {
         keeper: None,
         owner: None,
         idle_shutdown: None,
@@ -68,8 +68,8 @@ pub struct SessionBuilder {
     pub(super) agent: AgentBuilder,
     pub(super) title: Option<Arc<str>>,
     pub(super) labels: Labels,
-    pub(super) setup: Arc<Setup>,
-    pub(super) watcher: Option<Arc<dyn Watcher>>,
+    pub(super) setup: Arc<SessionSetup>,
+    pub(super) watcher: Option<Arc<dyn SessionWatcher>>,
     pub(super) hold: Option<oneshot::Sender<Guard>>,
 }
 
@@ -206,17 +206,17 @@ impl SessionBuilder {
     }
 
     /// Adds a keeper of leases to the settings and returns them, so that all sessions of a manager can share them.
-    pub(crate) fn into_shared(mut self) -> Arc<Setup> {
-        Arc::make_mut(&mut self.setup).keeper = Some(Arc::new(Keeper::new(self.store)));
+    pub(crate) fn into_shared(mut self) -> Arc<SessionSetup> {
+        Arc::make_mut(&mut self.setup).keeper = Some(Arc::new(LeaseKeeper::new(self.store)));
         self.setup
     }
 
     setters! {
         /// Replaces the settings with those that all sessions of a manager share.
-        pub(crate) fn shared(self, setup: Arc<Setup>) { self.setup = setup }
+        pub(crate) fn shared(self, setup: Arc<SessionSetup>) { self.setup = setup }
 
         /// Sets the watcher, which is notified of the session's changes.
-        pub(crate) fn watcher(self, watcher: Arc<dyn Watcher>) { self.watcher = Some(watcher) }
+        pub(crate) fn watcher(self, watcher: Arc<dyn SessionWatcher>) { self.watcher = Some(watcher) }
     }
 
     /// Starts a new conversation with a generated id.
@@ -272,7 +272,7 @@ impl SessionBuilder {
         let setup = Arc::clone(&starting.session.shared.setup);
         let created = contained(tracing::Span::current(), async move {
             let version = store.write(&id, &Write::first(), &Change::create(state)).await?;
-            Ok((version, Tenure::begin(&store, setup.keeper.as_ref(), &id, &setup.owner()).await?))
+            Ok((version, ConversationLease::begin(&store, setup.keeper.as_ref(), &id, &setup.owner()).await?))
         });
         match created.await {
             Ok((version, tenure)) => {
@@ -314,21 +314,23 @@ impl SessionBuilder {
     pub async fn open(mut self, id: ConversationId) -> Result<Session, Error> {
         self.check()?;
         // The lease is acquired before the conversation is loaded, so that no other owner changes it in between.
-        let tenure = Tenure::begin(&self.store, self.setup.keeper.as_ref(), &id, &self.setup.owner()).await?;
+        let tenure =
+            ConversationLease::begin(&self.store, self.setup.keeper.as_ref(), &id, &self.setup.owner())
+                .await?;
         let stored = self.store.load(&id).await?;
         let (state, version, mark) = (stored.state, stored.version, stored.mark);
         let tree = Tree::restored(stored.nodes, stored.head, stored.cursors, stored.next)?;
-        let flight = StoredFlight::of_stored(stored.turn.as_deref(), tree.head());
+        let flight = StoredTurnInFlight::of_stored(stored.turn.as_deref(), tree.head());
         let now = stored.turn.as_ref().map_or(Timestamp(0), |turn| turn.now);
-        let recovered = RecoveredTurn::of(&id, stored.turn, &tree, self.setup.recover, now)?;
+        let recovered = RecordedTurnTreatment::of(&id, stored.turn, &tree, self.setup.recover, now)?;
         let mut last_run = stored.last_run.map(closed);
         let (history, turn, ended) = match recovered {
-            RecoveredTurn::None => (tree.history().clone(), None, None),
-            RecoveredTurn::Discarded(ended) => {
+            RecordedTurnTreatment::None => (tree.history().clone(), None, None),
+            RecordedTurnTreatment::Discarded(ended) => {
                 last_run = Some(RunEnd::clone(&ended));
                 (tree.history().clone(), None, Some(ended))
             }
-            RecoveredTurn::Turn(turn) => {
+            RecordedTurnTreatment::Turn(turn) => {
                 let LoadedTurn { in_flight, record, history, lives } = *turn;
                 self.agent = self.agent.in_flight(in_flight);
                 (history, Some((record, lives)), None)
@@ -341,7 +343,7 @@ impl SessionBuilder {
         };
         self.agent = self.agent.restore(state.clone()).last_run(last_run).history(history);
         let (keeps_usage, used) = (self.store.traits().usage, stored.used.usage);
-        let loaded = |config, seen| Core::loaded(tree, state, version, keeps_usage, config, seen);
+        let loaded = |config, seen| SessionCore::loaded(tree, state, version, keeps_usage, config, seen);
         let mut starting = Box::pin(self.start(id, loaded)).await?;
         starting.core.loaded_usage(used);
         starting.core.loaded_flight(flight);
@@ -398,12 +400,12 @@ impl SessionBuilder {
         Ok(())
     }
 
-    async fn start_new(mut self, id: ConversationId) -> Result<(Starting, ConversationId), Error> {
+    async fn start_new(mut self, id: ConversationId) -> Result<(UnstartedSession, ConversationId), Error> {
         self.check()?;
         check_title(self.title.as_deref())?;
         let (title, labels) = (self.title.take(), std::mem::take(&mut self.labels));
         let keeps_usage = self.store.traits().usage;
-        let core = |config, seen| Core::new(title, labels, keeps_usage, config, seen);
+        let core = |config, seen| SessionCore::new(title, labels, keeps_usage, config, seen);
         let mut starting = Box::pin(self.start(id.clone(), core)).await?;
         starting.core.set_prompts(Vec::new(), starting.session.shared.setup.durable > Durable::Turns);
         Ok((starting, id))

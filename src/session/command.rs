@@ -6,39 +6,39 @@ use tokio::{sync::oneshot, time::Instant};
 
 use super::{PromptOutcome, SessionEvent, SessionSnapshot};
 use crate::{
-    agent::InFlight,
+    agent::StopPolicy,
     message::{TurnId, UsageRow},
     run::{Error, ErrorKind, PromptId, Response, RunSpec},
     store::Labels,
     subscription::{EventId, SubscriptionStart},
-    telemetry::Caller,
+    telemetry::CallerSpan,
     tree::{NodeId, Tree},
 };
 
-pub(super) type Reply<T> = oneshot::Sender<T>;
-pub(super) type CommandResult<T> = Result<T, Error>;
+pub(super) type SessionReplyTx<T> = oneshot::Sender<T>;
+pub(super) type SessionCommandResult<T> = Result<T, Error>;
 /// The sender of the reply to a caller that waits for the outcome of a prompt.
-pub(super) type OutcomeReply = Reply<CommandResult<PromptOutcome>>;
+pub(super) type OutcomeReply = SessionReplyTx<SessionCommandResult<PromptOutcome>>;
 
 /// The parameters of a command that ends the session.
-pub(super) struct Stop {
+pub(super) struct StopSession {
     pub(super) deadline: Duration,
-    pub(super) in_flight: InFlight,
-    pub(super) reply: Reply<CommandResult<()>>,
+    pub(super) in_flight: StopPolicy,
+    pub(super) reply: SessionReplyTx<SessionCommandResult<()>>,
 }
 
 /// The sender of the reply to a subscriber: the point in the stream of events at which the subscription begins.
-pub(super) type AttachmentReply = Reply<SubscriptionStart<SessionSnapshot, SessionEvent>>;
+pub(super) type SessionSubscriptionReply = SessionReplyTx<SubscriptionStart<SessionSnapshot, SessionEvent>>;
 
 /// The changes that are not in the store.
 #[derive(Clone, Debug)]
-pub(super) struct Unsaved {
+pub(super) struct UnsavedChanges {
     /// The number of unsaved messages. If it is 0, only the path or the state is unsaved.
     pub(super) nodes: usize,
     pub(super) error: Option<String>,
 }
 
-impl Unsaved {
+impl UnsavedChanges {
     /// Converts the unsaved changes into the error of a call that has waited this long.
     pub(super) fn after(self, waited: Duration) -> Error {
         let nodes = match self.nodes {
@@ -57,31 +57,31 @@ impl Unsaved {
 }
 
 /// The first turn of a run, and the response for a caller that waits for it.
-pub(super) type Begun = (TurnId, Option<oneshot::Receiver<Result<Arc<Response>, Error>>>);
+pub(super) type StartedRun = (TurnId, Option<oneshot::Receiver<Result<Arc<Response>, Error>>>);
 
 /// Commands are sent in a box to keep the channel's slots small: tokio allocates the slots in blocks of 32, and even an
 /// idle session holds one block.
-pub(super) enum Command {
+pub(super) enum SessionTaskCommand {
     /// Starts a run at another place than the end of the path.
-    Begin(RunSpec, Caller, Reply<CommandResult<Begun>>),
-    Navigate(Option<NodeId>, Reply<CommandResult<()>>),
-    Erase(NodeId, Reply<CommandResult<()>>),
-    SetLabels(Labels, Reply<()>),
-    Store(Reply<()>),
-    Labels(Reply<Labels>),
-    Spent(UsageRow, Reply<()>),
-    SetTitle(Option<Arc<str>>, Reply<()>),
-    SuggestTitle(Arc<str>, Option<NodeId>, Reply<bool>),
-    Title(Reply<Option<Arc<str>>>),
-    Sleep(Reply<bool>),
-    Tree(Reply<Tree>),
-    Snapshot(Reply<SessionSnapshot>),
-    Subscribe(Option<EventId>, AttachmentReply),
+    Begin(RunSpec, CallerSpan, SessionReplyTx<SessionCommandResult<StartedRun>>),
+    Navigate(Option<NodeId>, SessionReplyTx<SessionCommandResult<()>>),
+    Erase(NodeId, SessionReplyTx<SessionCommandResult<()>>),
+    SetLabels(Labels, SessionReplyTx<()>),
+    Store(SessionReplyTx<()>),
+    Labels(SessionReplyTx<Labels>),
+    Spent(UsageRow, SessionReplyTx<()>),
+    SetTitle(Option<Arc<str>>, SessionReplyTx<()>),
+    SuggestTitle(Arc<str>, Option<NodeId>, SessionReplyTx<bool>),
+    Title(SessionReplyTx<Option<Arc<str>>>),
+    Sleep(SessionReplyTx<bool>),
+    Tree(SessionReplyTx<Tree>),
+    Snapshot(SessionReplyTx<SessionSnapshot>),
+    Subscribe(Option<EventId>, SessionSubscriptionReply),
     /// Waits for everything to be saved, up to the deadline. The deadline is `None` if it is too far away for the
     /// clock.
-    Flush(Option<Instant>, Reply<()>),
+    Flush(Option<Instant>, SessionReplyTx<()>),
     /// Waits for the outcome of a prompt.
     Outcome(PromptId, OutcomeReply),
-    Unsaved(Reply<Option<Unsaved>>),
-    Stop(Stop),
+    Unsaved(SessionReplyTx<Option<UnsavedChanges>>),
+    Stop(StopSession),
 }

@@ -30,12 +30,12 @@ mod simulation;
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
-use branching::Branch;
-pub(super) use branching::{Base, Move};
-use flight::Flight;
-use prompts::Prompts;
+use branching::UncommittedBranch;
+pub(super) use branching::{BranchBase, PathMove};
+use flight::TurnRecordTracker;
+use prompts::KnownPrompts;
 use saving::Saver;
-pub(super) use saving::{ConflictFinding, Job, StoredFlight};
+pub(super) use saving::{ConflictFinding, StoredTurnInFlight, WriteJob};
 
 use super::{SessionEvent, StoreReport};
 use crate::{
@@ -48,7 +48,7 @@ use crate::{
 };
 
 /// The values from outside that the core may read.
-pub(super) struct Env<'a> {
+pub(super) struct SessionEnv<'a> {
     /// Generates an id for a write.
     pub(super) write_id: &'a dyn Fn() -> WriteId,
     /// The limit of unsaved messages, in bytes. Above it, new prompts are refused.
@@ -59,13 +59,13 @@ pub(super) struct Env<'a> {
 
 /// An instruction from the core to the session's task.
 #[derive(Debug)]
-pub(super) enum Effect {
+pub(super) enum SessionEffect {
     /// Emit this event to subscribers.
     Emit(SessionEvent),
     /// Perform this write and return its outcome. If the same write is already in flight, start another attempt without
     /// ending the first.
-    Write(Arc<Job>),
-    /// Call [`Core::retry`] after this time, unless another write starts before then.
+    Write(Arc<WriteJob>),
+    /// Call [`SessionCore::retry`] after this time, unless another write starts before then.
     RetryIn(Duration),
     /// Start to refuse new prompts (`true`), or accept them again (`false`).
     Behind(bool),
@@ -77,11 +77,11 @@ pub(super) enum Effect {
     PromptsSettled,
 }
 
-type Effects = Vec<Effect>;
+type Effects = Vec<SessionEffect>;
 
 /// The state machine of one session.
 #[derive(Debug)]
-pub(super) struct Core {
+pub(super) struct SessionCore {
     /// The tree as users of the session see it, including an uncommitted branch.
     tree: Tree,
     title: Option<Arc<str>>,
@@ -93,16 +93,16 @@ pub(super) struct Core {
     /// The id of the last processed event of the agent.
     seen: EventId,
     /// The change of the path that waits for the `state` event with this id. The agent already has the new history.
-    moving: Option<(EventId, Move)>,
-    branch: Option<Branch>,
+    moving: Option<(EventId, PathMove)>,
+    branch: Option<UncommittedBranch>,
     /// The settings of the prompt in flight, if it has any.
     prompted: Option<Arc<Prompt>>,
     /// The settings with which user messages were sent, if they had any.
     settings: BTreeMap<NodeId, Arc<Prompt>>,
     saver: Saver,
     /// The recorded turn in flight, if the agent records its turns.
-    flight: Option<Box<Flight>>,
-    prompts: Prompts,
+    flight: Option<Box<TurnRecordTracker>>,
+    prompts: KnownPrompts,
     /// Whether the store keeps a usage ledger.
     keeps_usage: bool,
     /// The usage rows of the turn in flight. They become part of the record when the turn in flight is recorded or ends.
@@ -113,7 +113,7 @@ pub(super) struct Core {
     is_fallback_reported: bool,
 }
 
-impl Core {
+impl SessionCore {
     /// Creates the core of a session whose conversation is not in the store yet.
     pub(super) fn new(
         title: Option<Arc<str>>,
@@ -136,7 +136,7 @@ impl Core {
             settings: BTreeMap::new(),
             saver: Saver::new(),
             flight: None,
-            prompts: Prompts::default(),
+            prompts: KnownPrompts::default(),
             keeps_usage,
             rows: Vec::new(),
             used: Usage::default(),
@@ -213,7 +213,7 @@ impl Core {
         event: Option<&Numbered<Event>>,
         record: Option<&NumberedRecord>,
         config: &Arc<Config>,
-        env: &Env<'_>,
+        env: &SessionEnv<'_>,
         effects: &mut Effects,
     ) {
         let mut is_due = record.is_some();
@@ -251,7 +251,7 @@ impl Core {
         {
             self.follow(&moving.1, effects);
         }
-        effects.push(Effect::Emit(SessionEvent::Agent(Arc::clone(event))));
+        effects.push(SessionEffect::Emit(SessionEvent::Agent(Arc::clone(event))));
         match &**event {
             Event::Step(response) => self.spent_by_step(response),
             Event::Usage(row) => self.spent_by_request(row),
@@ -278,7 +278,7 @@ impl Core {
             Event::Status { status, .. } => {
                 self.status = *status;
                 if self.is_at_rest() {
-                    effects.push(Effect::AtRest);
+                    effects.push(SessionEffect::AtRest);
                 }
             }
             _ => {}
@@ -325,7 +325,7 @@ impl Core {
 
     fn emit_tree(&self, before: &Tree, effects: &mut Effects) {
         let changes = self.tree.changes_since(before).expect("both have the same older nodes");
-        effects.push(Effect::Emit(SessionEvent::Tree(Arc::new(changes))));
+        effects.push(SessionEffect::Emit(SessionEvent::Tree(Arc::new(changes))));
     }
 
     /// Adopts the agent's configuration, which has to be saved.
@@ -352,7 +352,7 @@ impl Core {
         &mut self,
         title: Option<Arc<str>>,
         by: TitleBy,
-        env: &Env<'_>,
+        env: &SessionEnv<'_>,
         effects: &mut Effects,
     ) {
         let by = title.as_ref().map_or(TitleBy::Derived, |_| by);
@@ -368,23 +368,23 @@ impl Core {
         self.title_by = by;
         if self.title != title {
             self.title.clone_from(&title);
-            effects.push(Effect::Emit(SessionEvent::Title { title }));
+            effects.push(SessionEffect::Emit(SessionEvent::Title { title }));
         }
     }
 
     /// Replaces the labels.
-    pub(super) fn set_labels(&mut self, labels: Labels, env: &Env<'_>, effects: &mut Effects) {
+    pub(super) fn set_labels(&mut self, labels: Labels, env: &SessionEnv<'_>, effects: &mut Effects) {
         if self.labels == labels {
             return;
         }
         self.labels.clone_from(&labels);
-        effects.push(Effect::Emit(SessionEvent::Labels { labels }));
+        effects.push(SessionEffect::Emit(SessionEvent::Labels { labels }));
         self.state_changed();
         self.save(env, effects);
     }
 
     /// Stores the conversation, if the store does not have it.
-    pub(super) fn store(&mut self, env: &Env<'_>, effects: &mut Effects) {
+    pub(super) fn store(&mut self, env: &SessionEnv<'_>, effects: &mut Effects) {
         self.state_changed();
         self.save(env, effects);
     }
@@ -395,7 +395,7 @@ impl Core {
         &mut self,
         title: Arc<str>,
         of: Option<NodeId>,
-        env: &Env<'_>,
+        env: &SessionEnv<'_>,
         effects: &mut Effects,
     ) -> bool {
         // The erasure of a node erases all nodes below it, and ids are not used again.
@@ -413,7 +413,7 @@ impl Core {
             && !std::mem::replace(&mut self.is_fallback_reported, true)
         {
             let (saved, fallback) = (saved.into(), model.name().into());
-            effects.push(Effect::Emit(SessionEvent::ModelFallback { saved, fallback }));
+            effects.push(SessionEffect::Emit(SessionEvent::ModelFallback { saved, fallback }));
         }
     }
 

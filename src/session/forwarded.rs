@@ -8,7 +8,7 @@ use serde::de::DeserializeOwned;
 
 use super::Session;
 use crate::{
-    agent::{Commands, Compact, Config, Resume, State, Status},
+    agent::{Compact, Config, ResumeDecisions, RunCommands, State, Status},
     message::{Message, ToolUseId, TurnId},
     run::{Accepted, Error, Prompt, PromptId, Response},
     tool::{Decision, Tool},
@@ -222,8 +222,8 @@ impl Session {
 }
 
 #[async_trait]
-impl Commands for Session {
-    async fn decide(&self, resume: Resume) -> Result<(), Error> {
+impl RunCommands for Session {
+    async fn decide(&self, resume: ResumeDecisions) -> Result<(), Error> {
         self.on_agent(async |agent| agent.decide(resume).await).await
     }
 

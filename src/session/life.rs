@@ -8,7 +8,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::tenure::Tenure;
+use super::tenure::ConversationLease;
 use crate::{message::Timestamp, subscription::EventId};
 
 /// The last number that [`next`] has returned for a life without a lease. The next number is higher, so that two lives
@@ -21,7 +21,7 @@ pub(super) const FIRST: u64 = 0;
 /// Returns the number of a life that starts now. With a lease, this is the epoch, which the store increases with each
 /// owner. In a store without owners, it is the time in milliseconds, or a later number if that is necessary to exceed
 /// the life of the event `mark` and the last number of this process.
-pub(super) fn next(tenure: Option<&Tenure>, mark: Option<EventId>) -> u64 {
+pub(super) fn next(tenure: Option<&ConversationLease>, mark: Option<EventId>) -> u64 {
     if let Some(tenure) = tenure {
         return tenure.epoch().0;
     }

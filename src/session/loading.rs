@@ -28,7 +28,7 @@ pub(super) struct LoadedTurn {
 }
 
 /// The treatment of the recorded turn of a loaded conversation.
-pub(super) enum RecoveredTurn {
+pub(super) enum RecordedTurnTreatment {
     /// No turn is in flight, or the stored turn is outdated because messages were added after it.
     None,
     /// The turn was read, and the agent starts with it.
@@ -37,7 +37,7 @@ pub(super) enum RecoveredTurn {
     Discarded(Box<RunEnd>),
 }
 
-impl RecoveredTurn {
+impl RecordedTurnTreatment {
     /// Reads the turn in flight of a loaded conversation with this tree. `now` is the time of the store's clock.
     ///
     /// # Errors

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{Session, command::Command};
+use super::{Session, command::SessionTaskCommand};
 use crate::{
     run::{Error, PromptId, RunOutcome},
     tree::NodeId,
@@ -67,6 +67,6 @@ impl Session {
     /// If the future is dropped, only the wait ends.
     pub async fn outcome(&self, id: impl Into<PromptId>) -> Result<PromptOutcome, Error> {
         let id = id.into();
-        self.call(|reply| Command::Outcome(id, reply)).await?
+        self.call(|reply| SessionTaskCommand::Outcome(id, reply)).await?
     }
 }

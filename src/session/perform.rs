@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use super::Session;
 use crate::{
-    agent::{Compact, Resume, RunTarget},
+    agent::{Compact, ResumeDecisions, RunTarget},
     message::{Message, ToolUseId, TurnId},
     run::{Accepted, Error, Prompt, PromptId, Response, RunSpec},
     store::Labels,
@@ -140,7 +140,7 @@ impl Session {
                 return self.unstage(id).await.map(|prompt| SessionAnswer::Prompt { prompt });
             }
             SessionCommand::Decide { turn, decisions } => {
-                let resume = Resume { decisions, turn: Some(turn), by: by.map(Into::into) };
+                let resume = ResumeDecisions { decisions, turn: Some(turn), by: by.map(Into::into) };
                 self.on_agent(async |agent| agent.decide(resume).await).await?;
             }
             SessionCommand::Compact(compact) => {

@@ -9,13 +9,13 @@ use std::{
 };
 
 use super::{
-    Notice, SessionSnapshot, Watcher,
-    command::Unsaved,
-    tenure::{Keeper, Tenure},
+    SessionNotice, SessionSnapshot, SessionWatcher,
+    command::UnsavedChanges,
+    tenure::{ConversationLease, LeaseKeeper},
     watcher,
 };
 use crate::{
-    actor::{Signal, Termination},
+    actor::{TaskWakeSignal, Termination},
     agent::{Durable, OwnerLink, Recover, SubAgentHost, WeakAgent},
     run::{Error, ErrorKind},
     store::{ConversationId, Owner, Store, StoreError, WriteId},
@@ -24,9 +24,9 @@ use crate::{
 
 /// The settings of a session. They never change while the session exists.
 #[derive(Debug, Clone)]
-pub(crate) struct Setup {
+pub(crate) struct SessionSetup {
     /// The keeper that renews the leases of all sessions of a manager. If it is unset, the session has its own keeper.
-    pub(super) keeper: Option<Arc<Keeper>>,
+    pub(super) keeper: Option<Arc<LeaseKeeper>>,
     /// The owner of the conversation. If it is unset, each session is a unique owner.
     pub(super) owner: Option<Arc<Owner>>,
     pub(super) idle_shutdown: Option<Duration>,
@@ -42,14 +42,14 @@ pub(crate) struct Setup {
     pub(super) recover: Recover,
 }
 
-impl Setup {
-    /// Makes the owner of these settings the owner of a conversation, as [`Tenure::begin`] does.
+impl SessionSetup {
+    /// Makes the owner of these settings the owner of a conversation, as [`ConversationLease::begin`] does.
     pub(crate) async fn acquire(
         &self,
         store: &Arc<dyn Store>,
         id: &ConversationId,
-    ) -> Result<Option<Tenure>, StoreError> {
-        Tenure::begin(store, self.keeper.as_ref(), id, &self.owner()).await
+    ) -> Result<Option<ConversationLease>, StoreError> {
+        ConversationLease::begin(store, self.keeper.as_ref(), id, &self.owner()).await
     }
 
     /// Waits until each lease under these settings is released, and none is being acquired.
@@ -77,7 +77,7 @@ impl Setup {
 /// The state that handles, guards and subscriptions share with the task. It outlives the task.
 pub(super) struct SessionShared {
     pub(super) id: ConversationId,
-    pub(super) setup: Arc<Setup>,
+    pub(super) setup: Arc<SessionSetup>,
     /// The agent, after it has started. Handles call the agent directly for operations that do not need the session's
     /// task.
     pub(super) agent: OnceLock<WeakAgent>,
@@ -85,7 +85,7 @@ pub(super) struct SessionShared {
     pub(super) epoch: AtomicU64,
     pub(super) termination: Termination<SessionSnapshot>,
     pub(super) started: AtomicBool,
-    pub(super) watcher: Option<Arc<dyn Watcher>>,
+    pub(super) watcher: Option<Arc<dyn SessionWatcher>>,
     /// Whether the store can erase messages.
     pub(super) erases: bool,
     /// Whether new prompts are refused because the session, or the manager with all its sessions, is being shut down.
@@ -99,17 +99,17 @@ pub(super) struct SessionShared {
     /// Whether a tool of a sub-agent waits for a decision.
     pub(super) waits_below: AtomicBool,
     /// The changes that were not in the store when the session ended, if there were any.
-    pub(super) left_unsaved: OnceLock<Box<Unsaved>>,
+    pub(super) left_unsaved: OnceLock<Box<UnsavedChanges>>,
     /// The error that names the tools that were still running when the session ended, if there were any.
     pub(super) left_running: OnceLock<Error>,
     pub(super) controllers: AtomicUsize,
     /// Signals to the task that the last controller was dropped.
-    pub(super) left: Signal,
+    pub(super) left: TaskWakeSignal,
 }
 
 impl SessionShared {
     /// Notes that the session has become the owner of the conversation.
-    pub(super) fn owns(&self, tenure: &Tenure) {
+    pub(super) fn owns(&self, tenure: &ConversationLease) {
         self.epoch.store(tenure.epoch().0, Ordering::Release);
     }
 
@@ -154,13 +154,13 @@ impl OwnerLink for SessionShared {
 
 /// When dropped together with the task, records that the task was killed, unless the session has already ended cleanly.
 /// Then notifies the watcher of the end.
-pub(super) struct LastWords(pub(super) Arc<SessionShared>);
+pub(super) struct SessionTaskKillGuard(pub(super) Arc<SessionShared>);
 
-impl Drop for LastWords {
+impl Drop for SessionTaskKillGuard {
     fn drop(&mut self) {
         self.0.termination.seal(End { reason: EndReason::Killed, snapshot: None });
         if let (Some(watcher), Some(end)) = (&self.0.watcher, self.0.termination.end()) {
-            watcher::notify(&**watcher, Notice::Ended(&end.reason));
+            watcher::notify(&**watcher, SessionNotice::Ended(&end.reason));
         }
     }
 }

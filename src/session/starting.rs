@@ -9,17 +9,17 @@ use tokio::sync::mpsc;
 
 use super::{
     Session, SessionBuilder, WeakSession,
-    core::Core,
+    core::SessionCore,
     life,
-    shared::{LastWords, SessionShared},
+    shared::{SessionShared, SessionTaskKillGuard},
     task::{
-        DELIVERIES, Deliveries, Task,
+        CommitReceiver, DELIVERIES, SessionTask,
         writing::{SaveAttempts, contained},
     },
-    tenure::Tenure,
+    tenure::ConversationLease,
 };
 use crate::{
-    actor::{Signal, Termination},
+    actor::{TaskWakeSignal, Termination},
     agent::{Agent, AgentPosition, Config, HistoryOwner, OwnerLink, Status},
     run::{Error, TurnRecord},
     store::{Change, ConversationId, Store},
@@ -30,15 +30,15 @@ use crate::{
 const COMMANDS: usize = 32;
 
 /// A session whose task has not been started yet.
-pub(super) struct Starting {
+pub(super) struct UnstartedSession {
     pub(super) session: Session,
-    receiver: mpsc::Receiver<Box<super::command::Command>>,
+    receiver: mpsc::Receiver<Box<super::command::SessionTaskCommand>>,
     pub(super) agent: Agent,
     pub(super) owner: HistoryOwner,
-    deliveries: Deliveries,
-    pub(super) core: Core,
+    deliveries: CommitReceiver,
+    pub(super) core: SessionCore,
     store: Arc<dyn Store>,
-    pub(super) tenure: Option<Tenure>,
+    pub(super) tenure: Option<ConversationLease>,
     /// The number of this life of the session.
     pub(super) life: u64,
     /// The last event of the previous life, if a reader that has seen this event can continue without a snapshot.
@@ -47,7 +47,7 @@ pub(super) struct Starting {
     pub(super) status: Status,
 }
 
-impl Starting {
+impl UnstartedSession {
     /// Takes over the turn in flight, and stores the number of its restarts if the number has changed. If this write
     /// fails, ends the agent.
     pub(super) async fn take_up(&mut self, record: &TurnRecord, lives: u32) -> Result<(), Error> {
@@ -80,7 +80,7 @@ impl Starting {
         // Setting the cell always succeeds, because it is set only here.
         let _ = shared.agent.set(agent.downgrade());
         shared.started.store(true, Ordering::Release);
-        let task = Box::new(Task {
+        let task = Box::new(SessionTask {
             core,
             agent,
             owner,
@@ -89,7 +89,7 @@ impl Starting {
             tenure,
             feed: Feed::new(life),
             mark,
-            _last_words: LastWords(Arc::clone(&shared)),
+            _last_words: SessionTaskKillGuard(Arc::clone(&shared)),
             shared,
             attempts: SaveAttempts::default(),
             retry: None,
@@ -113,8 +113,8 @@ impl SessionBuilder {
     pub(super) async fn start(
         self,
         id: ConversationId,
-        core: impl FnOnce(Arc<Config>, EventId) -> Core,
-    ) -> Result<Starting, Error> {
+        core: impl FnOnce(Arc<Config>, EventId) -> SessionCore,
+    ) -> Result<UnstartedSession, Error> {
         let Self { store, agent, setup, watcher, hold, .. } = self;
         let (commands, receiver) = mpsc::channel(COMMANDS);
         let (sender, deliveries) = futures_channel::mpsc::channel(DELIVERIES);
@@ -135,7 +135,7 @@ impl SessionBuilder {
             left_unsaved: OnceLock::new(),
             left_running: OnceLock::new(),
             controllers: AtomicUsize::new(0),
-            left: Signal::default(),
+            left: TaskWakeSignal::default(),
         });
         // The hold checks prompts that reach the agent without a session handle: prompts returned by `handle_event` and
         // prompts sent through weak handles.
@@ -153,7 +153,7 @@ impl SessionBuilder {
         let state = agent.state().await?;
         let AgentPosition { last: seen, status, .. } = owner.position().await?;
         let core = core(Arc::clone(&state.config), seen);
-        Ok(Starting {
+        Ok(UnstartedSession {
             session,
             receiver,
             agent,

@@ -8,7 +8,8 @@ use futures_core::Stream;
 use tokio::sync::mpsc;
 
 use super::{
-    SessionEvent, SessionSnapshot, WeakSession, command::Command, shared::SessionShared, tail::Tail,
+    SessionEvent, SessionSnapshot, WeakSession, command::SessionTaskCommand, shared::SessionShared,
+    tail::SubscriptionTailFilter,
 };
 use crate::{
     actor,
@@ -88,7 +89,7 @@ impl SessionSubscription {
 
     /// Turns a subscription that was not read yet into one to the last messages of the path.
     pub(crate) fn into_tail(self, limit: usize) -> Self {
-        let mut tail = Tail::new(limit);
+        let mut tail = SubscriptionTailFilter::new(limit);
         Self { events: self.events.filtered(Box::new(move |update| tail.seen(update))), ..self }
     }
 
@@ -169,11 +170,11 @@ pub(super) struct ControllerHold {
     shared: Arc<SessionShared>,
     /// This handle is dropped only after the count is reduced. If it were dropped first, the session could end for lack
     /// of handles although a controller is still counted.
-    commands: mpsc::Sender<Box<Command>>,
+    commands: mpsc::Sender<Box<SessionTaskCommand>>,
 }
 
 impl ControllerHold {
-    pub(super) fn new(shared: Arc<SessionShared>, commands: mpsc::Sender<Box<Command>>) -> Self {
+    pub(super) fn new(shared: Arc<SessionShared>, commands: mpsc::Sender<Box<SessionTaskCommand>>) -> Self {
         shared.controllers.fetch_add(1, Ordering::AcqRel);
         Self { shared, commands }
     }
@@ -181,7 +182,7 @@ impl ControllerHold {
     /// Waits for a reply from the session. When the reply arrives, the session has seen this controller and no longer
     /// ends for lack of controllers.
     pub(super) async fn confirm(&self) -> Result<(), Error> {
-        match actor::call(&self.commands, |reply| Box::new(Command::Title(reply))).await {
+        match actor::call(&self.commands, |reply| Box::new(SessionTaskCommand::Title(reply))).await {
             Some(_) => Ok(()),
             None => Err(Error::ended("session", &self.shared.termination.closed().await)),
         }

@@ -33,28 +33,28 @@ use crate::{
 };
 
 /// The filter of a reader.
-pub(super) struct Tail {
+pub(super) struct SubscriptionTailFilter {
     limit: usize,
     /// The place of the reader. `None` if it is unknown, because the reader has resumed after an event.
-    place: Option<Place>,
+    place: Option<KnownPathEnd>,
 }
 
 /// The end of the path as the reader knows it.
-struct Place {
+struct KnownPathEnd {
     head: Option<NodeId>,
     len: usize,
 }
 
-type SessionUpdate = Update<SessionSnapshot, SessionEvent>;
+type TailedSessionUpdate = Update<SessionSnapshot, SessionEvent>;
 
-impl Tail {
+impl SubscriptionTailFilter {
     /// Returns a filter for tails of up to `limit` messages.
     pub(super) fn new(limit: usize) -> Self {
         Self { limit: limit.max(1), place: None }
     }
 
     /// Returns the update for the reader, or `None` if the reader needs a new tail in place of it.
-    pub(super) fn seen(&mut self, update: SessionUpdate) -> Option<SessionUpdate> {
+    pub(super) fn seen(&mut self, update: TailedSessionUpdate) -> Option<TailedSessionUpdate> {
         Some(match update {
             Update::Event(Numbered { id, event }) => Update::Event(Numbered::new(id, self.event(event)?)),
             Update::Resync(snapshot) => Update::Resync(self.snapshot(&snapshot)),
@@ -82,14 +82,14 @@ impl Tail {
     fn snapshot(&mut self, snapshot: &SessionSnapshot) -> Arc<SessionSnapshot> {
         let tree = snapshot.tree.tail(self.limit);
         let len = tree.history().len();
-        self.place = Some(Place { head: tree.head(), len });
+        self.place = Some(KnownPathEnd { head: tree.head(), len });
         let from = tree.iter().next().filter(|first| first.parent().is_some()).map(Node::id);
         let agent = Snapshot { state: cut(&snapshot.agent.state, len), ..snapshot.agent.clone() };
         Arc::new(SessionSnapshot { tree, from, agent, ..snapshot.clone() })
     }
 }
 
-impl Place {
+impl KnownPathEnd {
     /// Follows the changes, and returns whether they only add nodes below the head.
     fn extend(&mut self, changes: &Changes) -> bool {
         if changes.head == self.head {

@@ -27,17 +27,17 @@ use tokio::{
 };
 
 use super::{
-    Notice, SessionEvent, SessionSnapshot,
-    command::{Command, Stop},
-    core::{Core, Effect, Env},
+    SessionEvent, SessionNotice, SessionSnapshot,
+    command::{SessionTaskCommand, StopSession},
+    core::{SessionCore, SessionEffect, SessionEnv},
     event,
-    shared::{LastWords, SessionShared},
-    tenure::Tenure,
+    shared::{SessionShared, SessionTaskKillGuard},
+    tenure::ConversationLease,
     watcher,
 };
 use crate::{
-    actor::{OwnWake, passed},
-    agent::{Agent, Delivery, Event, HistoryOwner, Snapshot, Status},
+    actor::{FairYield, passed},
+    agent::{Agent, CommitItem, Event, HistoryOwner, Snapshot, Status},
     run::Error,
     store::{Store, StoreError, WriteId},
     subscription::{EndReason, EventId, Feed},
@@ -50,17 +50,17 @@ pub(super) const DELIVERIES: usize = 32;
 const COMMANDS_IN_A_ROW: u8 = 32;
 
 /// The receiver of the agent's events, in order. An empty channel of this type holds no buffer.
-pub(super) type Deliveries = futures_channel::mpsc::Receiver<Delivery>;
+pub(super) type CommitReceiver = futures_channel::mpsc::Receiver<CommitItem>;
 
 /// A session's task.
-pub(super) struct Task {
-    pub(super) core: Core,
+pub(super) struct SessionTask {
+    pub(super) core: SessionCore,
     pub(super) agent: Agent,
     pub(super) owner: HistoryOwner,
-    pub(super) deliveries: Deliveries,
+    pub(super) deliveries: CommitReceiver,
     pub(super) store: Arc<dyn Store>,
     /// The session's ownership of the conversation, if the store supports owners.
-    pub(super) tenure: Option<Tenure>,
+    pub(super) tenure: Option<ConversationLease>,
     pub(super) feed: Feed<SessionEvent>,
     /// The last event of the previous life, if a reader that has seen this event can continue without a snapshot.
     pub(super) mark: Option<EventId>,
@@ -80,42 +80,42 @@ pub(super) struct Task {
     /// Whether the session has refused to sleep. If so, its watcher is notified when another attempt may succeed.
     pub(super) has_refused_sleep: bool,
     /// The future that waits until the idle agent has processed its application events.
-    pub(super) settling: Option<idle::Settling>,
-    pub(super) flushes: Vec<replies::Flush>,
+    pub(super) settling: Option<idle::IdleSettlingFuture>,
+    pub(super) flushes: Vec<replies::FlushWaiter>,
     /// The number of commands that were executed since the last input of another kind.
     pub(super) commands_in_a_row: u8,
     /// The buffer for the effects of the next step. Its memory is kept while the agent is busy.
-    pub(super) effects: Vec<Effect>,
+    pub(super) effects: Vec<SessionEffect>,
     /// Reports the end of the session when the task is dropped, whatever the reason.
-    pub(super) _last_words: LastWords,
+    pub(super) _last_words: SessionTaskKillGuard,
 }
 
 /// The reason why a session ends and, if a call of `stop` caused the end, that call.
-type Exit = (EndReason, Option<Stop>);
+type SessionExit = (EndReason, Option<StopSession>);
 
 /// The next input of the task.
-enum Input {
-    Command(Option<Box<Command>>),
-    Written(writing::Written),
+enum SessionTaskInput {
+    Command(Option<Box<SessionTaskCommand>>),
+    Written(writing::WriteAttemptResult),
     Lost(StoreError),
-    Delivery(Option<Delivery>),
+    Delivery(Option<CommitItem>),
     Left,
     Retry,
     IdleTimeOver,
     Settled,
 }
 
-impl Task {
+impl SessionTask {
     /// Runs until the session ends. The task is boxed to save memory. Otherwise, the future of an idle session would
     /// contain the task twice.
-    pub(super) async fn run(mut self: Box<Self>, mut commands: mpsc::Receiver<Box<Command>>) {
+    pub(super) async fn run(mut self: Box<Self>, mut commands: mpsc::Receiver<Box<SessionTaskCommand>>) {
         self.take_up().await;
         let (reason, stop) = loop {
             if let Some(reason) = self.core.loss() {
                 break (reason.clone(), None);
             }
             if self.feed.is_flooded() {
-                OwnWake::begin().over().await;
+                FairYield::begin().over().await;
             }
             if let Some(exit) = self.turn(&mut commands).await {
                 break exit;
@@ -130,11 +130,11 @@ impl Task {
     async fn take_up(&mut self) {
         self.consider_idle_shutdown();
         if !self.is_saved() {
-            self.step(Core::save);
+            self.step(SessionCore::save);
         }
         if self.core.is_recorded() {
             if let Some(watcher) = &self.shared.watcher {
-                watcher::notify(&**watcher, Notice::Status(self.core.status()));
+                watcher::notify(&**watcher, SessionNotice::Status(self.core.status()));
             }
             // An error means that the agent has ended, which is noticed later.
             let _ = Box::pin(self.owner.take_up()).await;
@@ -142,11 +142,11 @@ impl Task {
     }
 
     /// Waits for one input and processes it. Returns the reason of the end if the session has to end.
-    async fn turn(&mut self, commands: &mut mpsc::Receiver<Box<Command>>) -> Option<Exit> {
+    async fn turn(&mut self, commands: &mut mpsc::Receiver<Box<SessionTaskCommand>>) -> Option<SessionExit> {
         let input = if self.commands_in_a_row < COMMANDS_IN_A_ROW {
             tokio::select! {
                 biased;
-                command = commands.recv() => Input::Command(command),
+                command = commands.recv() => SessionTaskInput::Command(command),
                 input = self.other_input() => input,
             }
         } else {
@@ -154,34 +154,34 @@ impl Task {
             tokio::select! {
                 biased;
                 input = self.other_input() => input,
-                command = commands.recv() => Input::Command(command),
+                command = commands.recv() => SessionTaskInput::Command(command),
             }
         };
-        if matches!(input, Input::Command(_)) {
+        if matches!(input, SessionTaskInput::Command(_)) {
             self.commands_in_a_row += 1;
         } else {
             self.commands_in_a_row = 0;
         }
         match input {
-            Input::Command(Some(command)) => return Box::pin(self.serve(command)).await,
-            Input::Command(None) => return Some((EndReason::HandlesDropped, None)),
-            Input::Written(outcome) => self.written(outcome),
-            Input::Lost(error) => self.step(|core, _, effects| core.lost(&error, effects)),
-            Input::Delivery(Some(delivery)) => self.take_all(delivery),
-            Input::Delivery(None) => return Some((EndReason::AgentEnded, None)),
-            Input::Left => {
+            SessionTaskInput::Command(Some(command)) => return Box::pin(self.serve(command)).await,
+            SessionTaskInput::Command(None) => return Some((EndReason::HandlesDropped, None)),
+            SessionTaskInput::Written(outcome) => self.written(outcome),
+            SessionTaskInput::Lost(error) => self.step(|core, _, effects| core.lost(&error, effects)),
+            SessionTaskInput::Delivery(Some(delivery)) => self.take_all(delivery),
+            SessionTaskInput::Delivery(None) => return Some((EndReason::AgentEnded, None)),
+            SessionTaskInput::Left => {
                 self.consider_idle_shutdown();
                 if let Some(watcher) = &self.shared.watcher {
-                    watcher::notify(&**watcher, Notice::Left);
+                    watcher::notify(&**watcher, SessionNotice::Left);
                 }
             }
-            Input::Retry => self.retry(),
-            Input::IdleTimeOver => {
+            SessionTaskInput::Retry => self.retry(),
+            SessionTaskInput::IdleTimeOver => {
                 if Box::pin(self.is_unwanted()).await {
                     return Some((EndReason::Idle, None));
                 }
             }
-            Input::Settled => {
+            SessionTaskInput::Settled => {
                 self.settling = None;
                 if self.idle.is_none() {
                     self.consider_idle_shutdown();
@@ -198,22 +198,22 @@ impl Task {
     /// # Cancel safety
     ///
     /// If the future is dropped, no input is lost.
-    async fn other_input(&mut self) -> Input {
+    async fn other_input(&mut self) -> SessionTaskInput {
         tokio::select! {
             biased;
-            outcome = self.attempts.outcome() => Input::Written(outcome),
-            () = self.shared.left.given() => Input::Left,
-            error = lost(self.tenure.as_mut()) => Input::Lost(error),
-            () = passed(&mut self.retry) => Input::Retry,
-            delivery = self.deliveries.next() => Input::Delivery(delivery),
-            () = passed(&mut self.idle) => Input::IdleTimeOver,
-            () = passed(&mut self.settling) => Input::Settled,
+            outcome = self.attempts.outcome() => SessionTaskInput::Written(outcome),
+            () = self.shared.left.given() => SessionTaskInput::Left,
+            error = lost(self.tenure.as_mut()) => SessionTaskInput::Lost(error),
+            () = passed(&mut self.retry) => SessionTaskInput::Retry,
+            delivery = self.deliveries.next() => SessionTaskInput::Delivery(delivery),
+            () = passed(&mut self.idle) => SessionTaskInput::IdleTimeOver,
+            () = passed(&mut self.settling) => SessionTaskInput::Settled,
         }
     }
 
     /// Processes the agent's next event, or a record of the turn in flight that comes without an event.
-    pub(super) fn take(&mut self, delivery: Delivery) {
-        let Delivery { event, config, run, settings, record } = delivery;
+    pub(super) fn take(&mut self, delivery: CommitItem) {
+        let CommitItem { event, config, run, settings, record } = delivery;
         let is_between = event.as_ref().and_then(|event| event::is_between_requests(&event.event));
         if let Some(is_between_requests) = is_between {
             self.shared.is_between_requests.store(is_between_requests, Ordering::Release);
@@ -250,7 +250,7 @@ impl Task {
 
     /// Processes one event of the agent and the following events that are already available. Their number is limited to
     /// what the agent can send at once.
-    fn take_all(&mut self, first: Delivery) {
+    fn take_all(&mut self, first: CommitItem) {
         self.take(first);
         for _ in 0..DELIVERIES {
             match self.deliveries.next().now_or_never() {
@@ -267,14 +267,14 @@ impl Task {
     }
 
     /// Processes the agent's events and records as long as the condition is met.
-    async fn take_while(&mut self, is_behind: impl Fn(&Core) -> bool) -> Result<(), Error> {
+    async fn take_while(&mut self, is_behind: impl Fn(&SessionCore) -> bool) -> Result<(), Error> {
         while is_behind(&self.core) {
             match self.deliveries.next().await {
                 Some(delivery) => self.take(delivery),
                 None => return Err(Error::ended("agent", &EndReason::Killed)),
             }
             if self.feed.is_flooded() {
-                OwnWake::begin().over().await;
+                FairYield::begin().over().await;
             }
         }
         Ok(())
@@ -313,9 +313,12 @@ impl Task {
     }
 
     /// Passes an input to the core and performs its effects.
-    pub(super) fn step<T>(&mut self, input: impl FnOnce(&mut Core, &Env<'_>, &mut Vec<Effect>) -> T) -> T {
+    pub(super) fn step<T>(
+        &mut self,
+        input: impl FnOnce(&mut SessionCore, &SessionEnv<'_>, &mut Vec<SessionEffect>) -> T,
+    ) -> T {
         let mut effects = std::mem::take(&mut self.effects);
-        let env = Env {
+        let env = SessionEnv {
             write_id: &WriteId::generate,
             unsaved_limit: self.shared.setup.unsaved_limit,
             left: self.time_left(),
@@ -334,18 +337,18 @@ impl Task {
         output
     }
 
-    fn perform(&mut self, effect: Effect) {
-        if let (Effect::Emit(event), Some(watcher)) = (&effect, &self.shared.watcher) {
+    fn perform(&mut self, effect: SessionEffect) {
+        if let (SessionEffect::Emit(event), Some(watcher)) = (&effect, &self.shared.watcher) {
             watcher::notify_event(&**watcher, event);
         }
         match effect {
-            Effect::Emit(event) if self.feed.is_listened_to() => {
+            SessionEffect::Emit(event) if self.feed.is_listened_to() => {
                 let weight = event.weight();
                 self.feed.publish(Arc::new(event), weight);
             }
-            Effect::Emit(_) => self.feed.skip(),
-            Effect::Write(job) => self.begin_write(job),
-            Effect::RetryIn(wait) => {
+            SessionEffect::Emit(_) => self.feed.skip(),
+            SessionEffect::Write(job) => self.begin_write(job),
+            SessionEffect::RetryIn(wait) => {
                 let again = Box::pin(sleep(wait));
                 // A later flush may start an attempt earlier than planned, but must not postpone the attempt for which
                 // an earlier flush is waiting.
@@ -353,10 +356,10 @@ impl Task {
                     self.retry = Some(again);
                 }
             }
-            Effect::Behind(behind) => self.shared.is_behind.store(behind, Ordering::Release),
-            Effect::AtRest => self.consider_idle_shutdown(),
-            Effect::Written(number) => self.owner.written(number),
-            Effect::PromptsSettled => self.find_outcomes(),
+            SessionEffect::Behind(behind) => self.shared.is_behind.store(behind, Ordering::Release),
+            SessionEffect::AtRest => self.consider_idle_shutdown(),
+            SessionEffect::Written(number) => self.owner.written(number),
+            SessionEffect::PromptsSettled => self.find_outcomes(),
         }
     }
 
@@ -382,7 +385,7 @@ impl Task {
 }
 
 /// Waits until the conversation is lost, for example to another owner. If the session has no tenure, waits forever.
-async fn lost(tenure: Option<&mut Tenure>) -> StoreError {
+async fn lost(tenure: Option<&mut ConversationLease>) -> StoreError {
     match tenure {
         Some(tenure) => tenure.lost().await,
         None => std::future::pending().await,

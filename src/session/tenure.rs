@@ -13,8 +13,8 @@ use std::{
 };
 
 use futures_util::{FutureExt, future::BoxFuture};
-pub(super) use keeper::Keeper;
-use keeper::Order;
+pub(super) use keeper::LeaseKeeper;
+use keeper::LeaseKeeperCommand;
 use tokio::{
     runtime::Handle,
     sync::{oneshot, watch},
@@ -32,7 +32,7 @@ use crate::{
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// The ownership of one conversation. The conversation is released shortly after this is dropped.
-pub(crate) struct Tenure {
+pub(crate) struct ConversationLease {
     held: Arc<HeldLease>,
     /// Completes with the reason when the conversation is lost. The future is boxed once, so that a session without a
     /// lease needs no space for it.
@@ -46,12 +46,12 @@ pub(super) struct HeldLease {
     lease: watch::Sender<Result<Lease, StoreError>>,
     /// Whether the session has released the lease.
     is_over: AtomicBool,
-    keeper: Arc<Keeper>,
-    /// Counts the lease until it is released. See [`Keeper::all_released`].
+    keeper: Arc<LeaseKeeper>,
+    /// Counts the lease until it is released. See [`LeaseKeeper::all_released`].
     _counted: Option<watch::Receiver<()>>,
 }
 
-impl Tenure {
+impl ConversationLease {
     /// Makes `owner` the owner of the conversation. The lease is renewed by `keeper`, or by a new keeper if `keeper` is
     /// `None`. Returns `None` if the store does not support owners and only checks versions.
     ///
@@ -64,7 +64,7 @@ impl Tenure {
     /// If the future is dropped, the conversation is released after the store has granted the lease.
     pub(super) async fn begin(
         store: &Arc<dyn Store>,
-        keeper: Option<&Arc<Keeper>>,
+        keeper: Option<&Arc<LeaseKeeper>>,
         id: &ConversationId,
         owner: &Owner,
     ) -> Result<Option<Self>, StoreError> {
@@ -78,7 +78,7 @@ impl Tenure {
 
     async fn acquire(
         store: Arc<dyn Store>,
-        keeper: Option<Arc<Keeper>>,
+        keeper: Option<Arc<LeaseKeeper>>,
         id: ConversationId,
         owner: Owner,
         counted: Option<watch::Receiver<()>>,
@@ -87,7 +87,7 @@ impl Tenure {
         if lease.lasts.is_none() {
             return Ok(None);
         }
-        let keeper = keeper.unwrap_or_else(|| Arc::new(Keeper::new(store)));
+        let keeper = keeper.unwrap_or_else(|| Arc::new(LeaseKeeper::new(store)));
         keeper.start()?;
         let held = Arc::new(HeldLease {
             id,
@@ -96,7 +96,7 @@ impl Tenure {
             keeper,
             _counted: counted,
         });
-        held.keeper.send(Order::Keep(Arc::clone(&held)));
+        held.keeper.send(LeaseKeeperCommand::Keep(Arc::clone(&held)));
         let loss = Arc::clone(&held).loss().fuse().boxed();
         Ok(Some(Self { held, loss }))
     }
@@ -137,7 +137,7 @@ impl Tenure {
     /// If the future is dropped, the release continues.
     pub(crate) async fn end(self, mark: Option<EventId>) {
         let (reply, answer) = oneshot::channel();
-        self.held.keeper.send(Order::Release(self.held(), mark, Some(reply)));
+        self.held.keeper.send(LeaseKeeperCommand::Release(self.held(), mark, Some(reply)));
         // The keeper drops the sender after the release of the lease. The release in `drop` then has no effect.
         let _ = answer.await;
     }
@@ -145,7 +145,7 @@ impl Tenure {
 
 /// An acquisition in flight. If it is dropped, the store may still grant the lease. A separate task therefore waits for
 /// the lease, at most for [`PATIENCE`], and releases it.
-struct PendingAcquisition(Option<BoxFuture<'static, Result<Option<Tenure>, StoreError>>>);
+struct PendingAcquisition(Option<BoxFuture<'static, Result<Option<ConversationLease>, StoreError>>>);
 
 impl Drop for PendingAcquisition {
     fn drop(&mut self) {
@@ -160,9 +160,9 @@ impl Drop for PendingAcquisition {
     }
 }
 
-impl Drop for Tenure {
+impl Drop for ConversationLease {
     fn drop(&mut self) {
-        self.held.keeper.send(Order::Release(self.held(), None, None));
+        self.held.keeper.send(LeaseKeeperCommand::Release(self.held(), None, None));
     }
 }
 
@@ -200,7 +200,7 @@ impl HeldLease {
             return Ok(lease);
         }
         let (reply, answer) = oneshot::channel();
-        self.keeper.send(Order::Check(Arc::clone(self), refused, reply));
+        self.keeper.send(LeaseKeeperCommand::Check(Arc::clone(self), refused, reply));
         answer.await.unwrap_or_else(|_| Err(StoreError::LeaseLost { id: self.id.clone() }))
     }
 }

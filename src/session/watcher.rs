@@ -20,10 +20,10 @@ use crate::{
 
 /// Receives notifications about a session. The session's task calls the watcher directly. This costs less than a
 /// subscription, which needs a channel.
-pub(crate) trait Watcher: Send + Sync + 'static {
+pub(crate) trait SessionWatcher: Send + Sync + 'static {
     /// Processes a notification. Notifications are sent in the order of the changes. The call must be quick and must
     /// not block.
-    fn notice(&self, notice: Notice<'_>);
+    fn notice(&self, notice: SessionNotice<'_>);
 
     /// Called when messages were erased from the store. Returns when nothing is left that belongs to them.
     fn erased(self: Arc<Self>, session: Session) -> BoxFuture<'static, Result<(), Error>> {
@@ -37,10 +37,10 @@ pub(crate) trait Watcher: Send + Sync + 'static {
     }
 }
 
-/// A notification to a [`Watcher`].
+/// A notification to a [`SessionWatcher`].
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
-pub(crate) enum Notice<'a> {
+pub(crate) enum SessionNotice<'a> {
     /// The agent's status changed.
     Status(Status),
     /// The conversation's title changed.
@@ -64,21 +64,21 @@ pub(crate) enum Notice<'a> {
 }
 
 /// Sends the notification about an event, if there is a notification for this kind of event.
-pub(super) fn notify_event(watcher: &dyn Watcher, event: &SessionEvent) {
+pub(super) fn notify_event(watcher: &dyn SessionWatcher, event: &SessionEvent) {
     let notice = match event {
-        SessionEvent::Title { title } => Notice::Title(title.as_ref()),
-        SessionEvent::Erased(_) => Notice::Erased,
-        SessionEvent::Labels { labels } => Notice::Labels(labels),
+        SessionEvent::Title { title } => SessionNotice::Title(title.as_ref()),
+        SessionEvent::Erased(_) => SessionNotice::Erased,
+        SessionEvent::Labels { labels } => SessionNotice::Labels(labels),
         SessionEvent::Agent(event) => match &**event {
-            Event::Status { status, .. } => Notice::Status(*status),
+            Event::Status { status, .. } => SessionNotice::Status(*status),
             event => match (event.committed(), event) {
-                (Some(response), _) => Notice::Finished(response),
+                (Some(response), _) => SessionNotice::Finished(response),
                 (None, Event::Cancelled { response } | Event::Error { response, .. }) => {
                     match response.turn {
                         Some(turn)
                             if response.messages.iter().any(|own| own.tool_uses().next().is_some()) =>
                         {
-                            Notice::Discarded(turn)
+                            SessionNotice::Discarded(turn)
                         }
                         _ => return,
                     }
@@ -92,7 +92,7 @@ pub(super) fn notify_event(watcher: &dyn Watcher, event: &SessionEvent) {
 }
 
 /// Notifies the watcher. If the watcher panics, the panic is caught and logged.
-pub(super) fn notify(watcher: &dyn Watcher, notice: Notice<'_>) {
+pub(super) fn notify(watcher: &dyn SessionWatcher, notice: SessionNotice<'_>) {
     if contained(|| watcher.notice(notice)).is_err() {
         tracing::error!(?notice, "a session's watcher panicked");
     }

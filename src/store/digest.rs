@@ -6,19 +6,19 @@ use super::WriteId;
 
 /// A 128-bit hash of the bytes that are written to it (FNV-1a: draft-eastlake-fnv, 2 and 5).
 #[derive(Clone, Copy)]
-pub(crate) struct Digest {
+pub(crate) struct ContentHasher {
     hash: u128,
     /// The number of bytes that were added so far.
     len: usize,
 }
 
-impl Default for Digest {
+impl Default for ContentHasher {
     fn default() -> Self {
         Self { hash: 0x6c62_272e_07bb_0142_62b8_2175_6295_c58d, len: 0 }
     }
 }
 
-impl Digest {
+impl ContentHasher {
     fn add(&mut self, bytes: &[u8]) {
         for byte in bytes {
             self.hash =
@@ -51,7 +51,7 @@ impl Digest {
     }
 }
 
-impl io::Write for Digest {
+impl io::Write for ContentHasher {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         self.add(bytes);
         Ok(bytes.len())

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     ConversationId, CopyOptions, Store, StoreError, Stored, StoredState, json,
-    transfer::{Portable, put},
+    transfer::{PortableConversation, put},
 };
 use crate::{
     message::{History, UsageRow, check_step},
@@ -22,7 +22,7 @@ const FORMAT: &str = "omni-agent exported conversation";
 
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Document {
+struct ConversationDocument {
     format: String,
     format_version: u64,
     id: ConversationId,
@@ -35,7 +35,7 @@ struct Document {
 
 /// The members that identify the format version of any document.
 #[derive(Deserialize)]
-struct AnyDocument {
+struct DocumentFormatHeader {
     format: String,
     format_version: u64,
 }
@@ -47,8 +47,8 @@ struct AnyDocument {
 ///
 /// Fails in the same cases as [`Store::load`], and with [`StoreError::Unstorable`] if messages are nested too deeply.
 pub async fn export_json(store: &dyn Store, id: &ConversationId) -> Result<String, StoreError> {
-    let Portable { stored, usage } = Portable::of(store, id).await?;
-    let document = Document {
+    let PortableConversation { stored, usage } = PortableConversation::of(store, id).await?;
+    let document = ConversationDocument {
         format: FORMAT.to_owned(),
         format_version: if usage.is_some() { FORMAT_VERSION } else { 1 },
         id: id.clone(),
@@ -171,8 +171,8 @@ fn damaged(problem: String) -> StoreError {
     StoreError::damaged(PLACE, problem)
 }
 
-fn read(text: &str) -> Result<Document, StoreError> {
-    let any: AnyDocument = json::parse(text).map_err(damaged)?;
+fn read(text: &str) -> Result<ConversationDocument, StoreError> {
+    let any: DocumentFormatHeader = json::parse(text).map_err(damaged)?;
     if any.format != FORMAT {
         return Err(damaged(format!("its format is {:?}, not {FORMAT:?}", any.format)));
     }
@@ -180,7 +180,7 @@ fn read(text: &str) -> Result<Document, StoreError> {
         let (found, known) = (any.format_version, FORMAT_VERSION);
         return Err(StoreError::UnknownFormat { place: PLACE.to_owned(), found, known });
     }
-    let mut document: Document = json::parse(text).map_err(damaged)?;
+    let mut document: ConversationDocument = json::parse(text).map_err(damaged)?;
     let Stored { nodes, head, cursors, next, .. } = &document.conversation;
     let (nodes, head, cursors) = (nodes.clone(), *head, cursors.clone());
     let tree = Tree::restored(nodes, head, cursors, *next).map_err(|error| damaged(error.to_string()))?;
@@ -231,12 +231,12 @@ fn check_law(tree: &Tree) -> Result<(), String> {
 
 async fn write(
     store: &dyn Store,
-    document: Document,
+    document: ConversationDocument,
     id: Option<ConversationId>,
     options: CopyOptions,
 ) -> Result<ConversationId, StoreError> {
     let id = id.unwrap_or(document.id);
-    let portable = Portable { stored: document.conversation, usage: document.usage };
+    let portable = PortableConversation { stored: document.conversation, usage: document.usage };
     match put(store, &id, portable, options).await {
         Err(StoreError::Conflict { id, .. }) => Err(StoreError::AlreadyExists { id }),
         put => put.map(|_| id),

@@ -169,7 +169,7 @@ use tokio::{
 };
 
 use self::{
-    log::{Lock, Log},
+    log::{ConversationLog, LogLock},
     place::{LogPath, sync_folder},
     record::LogChange,
 };
@@ -264,14 +264,14 @@ impl FileSystemStore {
     ) -> Result<Option<T>, StoreError>
     where
         T: Send + 'static,
-        F: FnOnce(&Log<'_>, Durability) -> Result<T, StoreError> + Send + 'static,
+        F: FnOnce(&ConversationLog<'_>, Durability) -> Result<T, StoreError> + Send + 'static,
     {
         let begun = Instant::now();
         loop {
-            let tried = self.at(id, move |place, shared| match Log::lock(place, create)? {
-                Lock::Held(log) => action(&log, shared.durability).map(|done| Ok(Some(done))),
-                Lock::Missing => Ok(Ok(None)),
-                Lock::Taken => Ok(Err(action)),
+            let tried = self.at(id, move |place, shared| match ConversationLog::lock(place, create)? {
+                LogLock::Held(log) => action(&log, shared.durability).map(|done| Ok(Some(done))),
+                LogLock::Missing => Ok(Ok(None)),
+                LogLock::Taken => Ok(Err(action)),
             });
             action = match tried.await? {
                 Ok(done) => return Ok(done),
@@ -295,7 +295,7 @@ impl FileSystemStore {
     async fn read<T: Send + 'static>(
         &self,
         id: &ConversationId,
-        read: impl Fn(&Log<'_>) -> Result<Option<T>, StoreError> + Send + 'static,
+        read: impl Fn(&ConversationLog<'_>) -> Result<Option<T>, StoreError> + Send + 'static,
     ) -> Result<T, StoreError> {
         self.at(id, move |place, _| log::read(place, read)?.ok_or_else(|| place.not_found())).await
     }

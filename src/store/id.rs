@@ -209,9 +209,9 @@ impl Serialize for WriteId {
 
 impl<'de> Deserialize<'de> for WriteId {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Visitor;
+        struct WriteIdVisitor;
 
-        impl de::Visitor<'_> for Visitor {
+        impl de::Visitor<'_> for WriteIdVisitor {
             type Value = WriteId;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -223,7 +223,7 @@ impl<'de> Deserialize<'de> for WriteId {
             }
         }
 
-        deserializer.deserialize_str(Visitor)
+        deserializer.deserialize_str(WriteIdVisitor)
     }
 }
 

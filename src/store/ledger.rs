@@ -11,9 +11,9 @@ use crate::message::{Timestamp, Usage, UsageRow, UsageSum};
 
 /// Sums of usage, one for each model.
 #[derive(Default)]
-pub(super) struct Sums(BTreeMap<Option<String>, UsageSum>);
+pub(super) struct UsageSumsByModel(BTreeMap<Option<String>, UsageSum>);
 
-impl Sums {
+impl UsageSumsByModel {
     pub(super) fn add(&mut self, model: Option<&str>, requests: u64, usage: Usage) {
         let model = model.map(str::to_owned);
         self.0.entry(model.clone()).or_insert_with(|| UsageSum::new(model)).add(requests, usage);
@@ -53,9 +53,9 @@ pub(super) fn by_hour<'r>(
 
 /// The usage of deleted conversations, by labels, hour and model.
 #[derive(Default)]
-pub(super) struct KeptUsage(HashMap<(Labels, Timestamp, Option<String>), UsageSum>);
+pub(super) struct DeletedConversationsUsage(HashMap<(Labels, Timestamp, Option<String>), UsageSum>);
 
-impl KeptUsage {
+impl DeletedConversationsUsage {
     pub(super) fn keep<'r>(&mut self, labels: &Labels, rows: impl IntoIterator<Item = &'r UsageRow>) {
         let labels = kept_labels(labels);
         for ((hour, model), sum) in by_hour(rows) {

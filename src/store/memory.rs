@@ -9,7 +9,7 @@ use async_trait::async_trait;
 use super::{
     Change, Commit, ConversationId, Filter, Found, Hit, Lease, Listing, Page, Query, Store, StoreError,
     StoreTraits, Stored, StoredState, StoredTurn, Summary, TurnSummary, Turns, Version, Write, WriteId,
-    ledger::{KeptUsage, Sums},
+    ledger::{DeletedConversationsUsage, UsageSumsByModel},
     search::searched_text,
 };
 use crate::{
@@ -45,7 +45,7 @@ pub struct MemoryStore(Arc<Mutex<MemoryContent>>);
 struct MemoryContent {
     conversations: HashMap<ConversationId, ConversationInMemory>,
     /// The usage of deleted conversations.
-    kept: KeptUsage,
+    kept: DeletedConversationsUsage,
 }
 
 struct ConversationInMemory {
@@ -231,7 +231,7 @@ impl Store for MemoryStore {
 
     async fn used(&self, filter: &Filter, period: Range<Timestamp>) -> Result<Vec<UsageSum>, StoreError> {
         let content = self.lock();
-        let mut sums = Sums::default();
+        let mut sums = UsageSumsByModel::default();
         for conversation in content.conversations.values().filter(|conversation| conversation.matches(filter))
         {
             for row in conversation.usage.iter().filter(|row| period.contains(&row.at)) {

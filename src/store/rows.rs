@@ -18,7 +18,8 @@ use serde::de::DeserializeOwned;
 
 use super::{
     Change, Commit, ConversationId, Labels, StateChange, StoreError, StoredState, TitleBy, TurnChange,
-    Version, attachments::SplitFiles, content::without_messages, json, search::searched_text, words::spaced,
+    Version, attachments::AttachmentFiles, content::without_messages, json, search::searched_text,
+    words::spaced,
 };
 use crate::{
     message::{Message, MessageId, Purpose, RequestEnd, Timestamp, Usage, UsageRow},
@@ -28,19 +29,21 @@ use crate::{
     tree::{Erased, Node, NodeId},
 };
 
-pub(super) use candidates::{Candidates, NextCandidates, Plan, Rarest, SORTED, WALKED};
-pub(super) use turns::{ReadTurn, RecordRow, TurnRow};
+pub(super) use candidates::{
+    FilteredPagePlan, FilteredPageStep, PageCandidates, RarestLabelSearch, SORTED, WALKED,
+};
+pub(super) use turns::{RecordRow, StoredTurnRows, TurnRow};
 
 /// The changes of a write.
 #[derive(Default)]
 pub(super) struct RowChanges {
-    pub(super) head: Column<Option<NodeId>>,
-    pub(super) title: Column<Option<String>>,
+    pub(super) head: ColumnChange<Option<NodeId>>,
+    pub(super) title: ColumnChange<Option<String>>,
     /// Whether a person set the title. It counts only if the write changes the title.
     pub(super) title_by_person: bool,
     /// The state as JSON, without the title and the labels.
-    pub(super) state: Column<String>,
-    pub(super) labels: Column<Labels>,
+    pub(super) state: ColumnChange<String>,
+    pub(super) labels: ColumnChange<Labels>,
     pub(super) nodes: Vec<NodeRow>,
     pub(super) cursors: Vec<(NodeId, NodeId)>,
     /// The new rows of the usage ledger.
@@ -79,7 +82,7 @@ pub(super) const OF_RUN: i32 = -2;
 impl FileRows {
     /// Encodes messages, and adds their files.
     fn encode<T>(&mut self, place: i32, encode: impl FnOnce() -> T) -> T {
-        let files = SplitFiles::dividing();
+        let files = AttachmentFiles::dividing();
         let encoded = files.apply(encode);
         for (sha256, data) in files.used.take() {
             if self.added.insert(sha256.clone()) {
@@ -105,7 +108,7 @@ pub(super) struct RunRow {
 
 /// The new value of a column in a write, if the write changes the column.
 #[derive(Default)]
-pub(super) enum Column<T> {
+pub(super) enum ColumnChange<T> {
     #[default]
     Keep,
     Set(T),
@@ -131,13 +134,13 @@ impl RowChanges {
             Change::State(StateChange::Whole(state)) => Self::default().with_state(id, *state),
             Change::State(StateChange::Title { title, by }) => {
                 let title_by_person = by == TitleBy::Person;
-                Ok(Self { title: Column::Set(title), title_by_person, ..Self::default() })
+                Ok(Self { title: ColumnChange::Set(title), title_by_person, ..Self::default() })
             }
             Change::State(StateChange::Labels(labels)) => {
-                Ok(Self { labels: Column::Set(labels), ..Self::default() })
+                Ok(Self { labels: ColumnChange::Set(labels), ..Self::default() })
             }
             Change::Erase(erased) => {
-                Ok(Self { head: Column::Set(erased.head), erased: Some(erased), ..Self::default() })
+                Ok(Self { head: ColumnChange::Set(erased.head), erased: Some(erased), ..Self::default() })
             }
         }
     }
@@ -154,7 +157,7 @@ impl RowChanges {
             _ => None,
         };
         let change = Self {
-            head: Column::Set(head),
+            head: ColumnChange::Set(head),
             nodes,
             cursors,
             usage,
@@ -173,10 +176,10 @@ impl RowChanges {
     fn with_state(mut self, id: &ConversationId, mut state: StoredState) -> Result<Self, StoreError> {
         // The title has its own column, because it is shown in lists and changes more often than the rest of the state.
         // Labels have their own rows, because lists are filtered by them.
-        self.title = Column::Set(state.title.take());
+        self.title = ColumnChange::Set(state.title.take());
         self.title_by_person = std::mem::take(&mut state.title_by) == TitleBy::Person;
-        self.labels = Column::Set(std::mem::take(&mut state.labels));
-        self.state = Column::Set(json::encode(id, &state)?);
+        self.labels = ColumnChange::Set(std::mem::take(&mut state.labels));
+        self.state = ColumnChange::Set(json::encode(id, &state)?);
         Ok(self)
     }
 }
@@ -302,7 +305,7 @@ impl RowOrigin<'_> {
         prompts: Option<&str>,
         erased: &Erased,
     ) -> Result<Option<RunRow>, StoreError> {
-        let end = SplitFiles::ignored().apply(|| self.last_run(ending, prompts)).unwrap_or_default();
+        let end = AttachmentFiles::ignored().apply(|| self.last_run(ending, prompts)).unwrap_or_default();
         let kept = end.and_then(|end| without_messages(end, erased));
         kept.map(|end| RunRow::of(self.id, end)).transpose()
     }
@@ -364,7 +367,7 @@ pub(super) fn count(count: usize) -> i64 {
 // The columns that both databases select in one order, and their decoding.
 
 /// A row of a database.
-pub(super) trait Cells {
+pub(super) trait DatabaseRow {
     /// The error of a column that can't be read.
     type Misread: From<StoreError>;
 
@@ -394,7 +397,7 @@ pub(super) trait Cells {
     }
 }
 
-pub(super) fn conversation_id<C: Cells>(
+pub(super) fn conversation_id<C: DatabaseRow>(
     row: &C,
     column: usize,
     place: &str,
@@ -406,19 +409,19 @@ pub(super) fn conversation_id<C: Cells>(
 }
 
 /// Returns the current owner. This column contains the owner's name, and the next column contains its address.
-pub(super) fn owner<C: Cells>(row: &C, column: usize) -> Result<Option<Owner>, C::Misread> {
+pub(super) fn owner<C: DatabaseRow>(row: &C, column: usize) -> Result<Option<Owner>, C::Misread> {
     let (name, address) = (row.lossy(column)?, row.lossy(column + 1)?);
     Ok(name.map(|name| Owner { address, ..Owner::new(name) }))
 }
 
 /// Returns the labels, or a description of the problem if another program has written invalid labels.
-pub(super) fn labels<C: Cells>(row: &C, column: usize) -> Result<Result<Labels, String>, C::Misread> {
+pub(super) fn labels<C: DatabaseRow>(row: &C, column: usize) -> Result<Result<Labels, String>, C::Misread> {
     Ok(row.lossy(column)?.map_or(Ok(Labels::default()), |labels| json::parse(&labels)))
 }
 
 /// Decodes an entry of a list from these columns: id, version, created, updated, title, owner, owner's address, labels,
 /// number of open approvals (null if no turn is in flight).
-pub(super) fn summary<C: Cells>(row: &C, place: &str) -> Result<Summary, C::Misread> {
+pub(super) fn summary<C: DatabaseRow>(row: &C, place: &str) -> Result<Summary, C::Misread> {
     let id = conversation_id(row, 0, place)?;
     let (title, labels, waiting) = (row.any_text(4)?, labels(row, 7)?, row.int(8)?);
     let damage = title.as_ref().err().map(|problem| format!("its title: {problem}"));
@@ -437,7 +440,7 @@ pub(super) fn summary<C: Cells>(row: &C, place: &str) -> Result<Summary, C::Misr
 /// Decodes a conversation without nodes, cursors and turn from these columns: version, created, updated, title, state,
 /// head, id of the next node, labels, end of the last run and its prompts, mark and its version, whether a person set the
 /// title, sum of the ledger.
-pub(super) fn stored<C: Cells>(row: &C, origin: &RowOrigin<'_>) -> Result<Stored, C::Misread> {
+pub(super) fn stored<C: DatabaseRow>(row: &C, origin: &RowOrigin<'_>) -> Result<Stored, C::Misread> {
     let labels = labels(row, 7)?.map_err(|problem| origin.damaged("the labels", problem))?;
     let title = row.any_text(3)?.map_err(|problem| origin.damaged("the title", problem))?;
     let state = row.text(4)?.ok_or_else(|| origin.damaged("the state", "it is missing"))?;
@@ -454,7 +457,7 @@ pub(super) fn stored<C: Cells>(row: &C, origin: &RowOrigin<'_>) -> Result<Stored
 }
 
 /// Decodes a row of the usage ledger from these columns: the usage, purpose, turn, step, time, model, end, message.
-pub(super) fn usage_row<C: Cells>(row: &C, origin: &RowOrigin<'_>) -> Result<UsageRow, C::Misread> {
+pub(super) fn usage_row<C: DatabaseRow>(row: &C, origin: &RowOrigin<'_>) -> Result<UsageRow, C::Misread> {
     let damaged = |what: &str| origin.damaged("a row of the usage ledger", format!("its {what} is invalid"));
     let turn = row.text(7)?.map(|turn| turn.parse().map_err(|_| damaged("turn")));
     let end = RequestEnd::named(&row.text(11)?.unwrap_or_default()).ok_or_else(|| damaged("end"))?;
@@ -470,7 +473,7 @@ pub(super) fn usage_row<C: Cells>(row: &C, origin: &RowOrigin<'_>) -> Result<Usa
 }
 
 /// Decodes the usage in this column and the columns after it: tokens and cost.
-fn usage<C: Cells>(row: &C, column: usize) -> Result<Usage, C::Misread> {
+fn usage<C: DatabaseRow>(row: &C, column: usize) -> Result<Usage, C::Misread> {
     let mut usage = Usage::default()
         .with_input(row.bits(column)?)
         .with_cache_read(row.bits(column + 1)?)
@@ -482,20 +485,20 @@ fn usage<C: Cells>(row: &C, column: usize) -> Result<Usage, C::Misread> {
 }
 
 /// Decodes the sum in this column and the columns after it: the number of requests and their usage.
-pub(super) fn sum<C: Cells>(row: &C, column: usize) -> Result<(u64, Usage), C::Misread> {
+pub(super) fn sum<C: DatabaseRow>(row: &C, column: usize) -> Result<(u64, Usage), C::Misread> {
     Ok((row.bits(column)?, usage(row, column + 1)?))
 }
 
 /// Decodes a turn in flight without messages and approvals, which was read at this time. Its columns begin at `at`: turn,
 /// record, head, since, recorded.
-pub(super) fn turn<C: Cells>(row: &C, at: usize, now: Timestamp) -> Result<ReadTurn, C::Misread> {
-    Ok(ReadTurn {
+pub(super) fn turn<C: DatabaseRow>(row: &C, at: usize, now: Timestamp) -> Result<StoredTurnRows, C::Misread> {
+    Ok(StoredTurnRows {
         turn: row.lossy(at)?.unwrap_or_default(),
         record: row.lossy(at + 1)?.unwrap_or_default(),
         head: row.int(at + 2)?,
         since: row.time(at + 3)?,
         recorded: row.time(at + 4)?,
         now,
-        ..ReadTurn::default()
+        ..StoredTurnRows::default()
     })
 }

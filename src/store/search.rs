@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     StoreError, Summary,
-    words::{Word, words},
+    words::{SearchWord, words},
 };
 use crate::{
     message::{Content, Message},
@@ -31,18 +31,18 @@ use crate::{
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Query {
     text: String,
-    phrases: Vec<Phrase>,
+    phrases: Vec<SearchPhrase>,
 }
 
 /// Words that follow each other.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Phrase {
+struct SearchPhrase {
     words: Vec<String>,
     /// Whether the last word may be the beginning of a longer word.
     is_open: bool,
 }
 
-impl Phrase {
+impl SearchPhrase {
     /// Returns the phrases of a part of a query. Words that join each other form one phrase.
     fn all(part: &str, is_quoted: bool) -> Vec<Self> {
         let mut phrases: Vec<Self> = Vec::new();
@@ -59,7 +59,7 @@ impl Phrase {
     }
 
     /// Returns the index of the word at which the phrase begins.
-    fn place_in(&self, words: &[Word]) -> Option<usize> {
+    fn place_in(&self, words: &[SearchWord]) -> Option<usize> {
         let (last, before) = self.words.split_last()?;
         words.windows(self.words.len()).position(|window| {
             let end = &window[before.len()].text;
@@ -123,8 +123,8 @@ impl FromStr for Query {
             return invalid(format!("it has {} bytes; use at most {}", query.len(), Self::LONGEST));
         }
         let parts = || query.split('"').enumerate();
-        let phrases: Vec<Phrase> =
-            parts().flat_map(|(index, part)| Phrase::all(part, index % 2 == 1)).collect();
+        let phrases: Vec<SearchPhrase> =
+            parts().flat_map(|(index, part)| SearchPhrase::all(part, index % 2 == 1)).collect();
         let count = parts().flat_map(|(_, part)| words(part)).filter(|word| !word.joins).count();
         if query.matches('"').count() % 2 == 1 {
             return invalid("a quote is not closed; add the closing quote".to_owned());

@@ -172,9 +172,9 @@ use async_trait::async_trait;
 use rusqlite::Connection;
 
 use self::{
-    database::{Database, SqliteConnections, SqliteFault},
-    upkeep::Upkeep,
-    workers::{Urgency, Workers},
+    database::{SqliteConnections, SqliteDatabase, SqliteFault},
+    upkeep::SqliteUpkeep,
+    workers::{SqliteJobPriority, SqliteWorkers},
 };
 use super::{
     Change, ConversationId, Filter, Found, Lease, Listing, Owner, Page, Query, Store, StoreError,
@@ -215,15 +215,15 @@ use crate::{
 pub struct SqliteStore(Arc<SqliteShared>);
 
 struct SqliteShared {
-    database: Arc<Database>,
-    readers: Workers,
+    database: Arc<SqliteDatabase>,
+    readers: SqliteWorkers,
     /// The writer and its upkeep, or `None` if the file can only be read.
-    writing: Option<Writing>,
+    writing: Option<SqliteWriter>,
 }
 
-struct Writing {
-    writer: Workers,
-    upkeep: Arc<Upkeep>,
+struct SqliteWriter {
+    writer: SqliteWorkers,
+    upkeep: Arc<SqliteUpkeep>,
     /// Whether the file had an index of words when it was opened.
     is_indexed: bool,
 }
@@ -278,10 +278,10 @@ impl SqliteStoreBuilder {
     pub async fn open(self) -> Result<SqliteStore, StoreError> {
         let Self { file, durability, busy, lease, readers, search } = self;
         blocking(move || {
-            let mut database = Database::new(database::absolute(&file)?, durability, busy, lease);
+            let mut database = SqliteDatabase::new(database::absolute(&file)?, durability, busy, lease);
             let SqliteConnections { writer, readers } = database.open(readers)?;
             let start = |name, connections| {
-                Workers::start(name, connections, busy)
+                SqliteWorkers::start(name, connections, busy)
                     .map_err(|error| StoreError::failed("starting threads for SQLite", error))
             };
             let writing = |mut writer: Connection| {
@@ -293,9 +293,9 @@ impl SqliteStoreBuilder {
                     .and_then(|()| Ok(search::rule(&writer)?.is_some()))
                     .map_err(|fault| database.failed("preparing", None, fault))?;
                 let writer = start("sqlite-writer", vec![writer])?;
-                let upkeep = Upkeep::new(writer.behind());
+                let upkeep = SqliteUpkeep::new(writer.behind());
                 search::index_older(&writer.behind());
-                Ok::<_, StoreError>(Writing { writer, upkeep, is_indexed })
+                Ok::<_, StoreError>(SqliteWriter { writer, upkeep, is_indexed })
             };
             Ok(SqliteStore(Arc::new(SqliteShared {
                 writing: writer.map(writing).transpose()?,
@@ -369,14 +369,14 @@ impl SqliteStore {
         .await
     }
 
-    fn writing(&self) -> Result<&Writing, StoreError> {
+    fn writing(&self) -> Result<&SqliteWriter, StoreError> {
         self.0.writing.as_ref().ok_or_else(|| self.0.database.read_only())
     }
 
     async fn read<T: Send + 'static>(
         &self,
         id: Option<&ConversationId>,
-        action: impl FnOnce(&mut Connection, &Database) -> Result<T, SqliteFault> + Send + 'static,
+        action: impl FnOnce(&mut Connection, &SqliteDatabase) -> Result<T, SqliteFault> + Send + 'static,
     ) -> Result<T, StoreError> {
         self.run(&self.0.readers, id, "reading", action).await
     }
@@ -385,10 +385,10 @@ impl SqliteStore {
     /// transaction begins, so that encoding does not keep the file locked.
     async fn write_shared<P: 'static, T: Send + 'static>(
         &self,
-        urgency: Urgency,
+        urgency: SqliteJobPriority,
         id: Option<&ConversationId>,
         prepare: impl FnOnce() -> Result<P, SqliteFault> + Send + 'static,
-        action: impl Fn(&mut Connection, &Database, &P) -> Result<T, SqliteFault> + Send + 'static,
+        action: impl Fn(&mut Connection, &SqliteDatabase, &P) -> Result<T, SqliteFault> + Send + 'static,
     ) -> Result<T, StoreError> {
         let (database, id) = (Arc::clone(&self.0.database), id.cloned());
         let action = {
@@ -411,17 +411,17 @@ impl SqliteStore {
     async fn write_alone<T: Send + 'static>(
         &self,
         id: Option<&ConversationId>,
-        action: impl FnOnce(&mut Connection, &Database) -> Result<T, SqliteFault> + Send + 'static,
+        action: impl FnOnce(&mut Connection, &SqliteDatabase) -> Result<T, SqliteFault> + Send + 'static,
     ) -> Result<T, StoreError> {
         self.run(&self.writing()?.writer, id, "writing to", action).await
     }
 
     async fn run<T: Send + 'static>(
         &self,
-        workers: &Workers,
+        workers: &SqliteWorkers,
         id: Option<&ConversationId>,
         doing: &'static str,
-        action: impl FnOnce(&mut Connection, &Database) -> Result<T, SqliteFault> + Send + 'static,
+        action: impl FnOnce(&mut Connection, &SqliteDatabase) -> Result<T, SqliteFault> + Send + 'static,
     ) -> Result<T, StoreError> {
         let (database, id) = (Arc::clone(&self.0.database), id.cloned());
         let job = move |connection: &mut Connection| {
@@ -450,12 +450,12 @@ impl Store for SqliteStore {
         change: &Change,
     ) -> Result<Version, StoreError> {
         // If nothing can be written, this error comes first.
-        let Writing { upkeep, is_indexed, .. } = self.writing()?;
+        let SqliteWriter { upkeep, is_indexed, .. } = self.writing()?;
         let (upkeep, is_indexed) = (Arc::clone(upkeep), *is_indexed);
         let (named, encoded, write, change) = (id.clone(), id.clone(), *write, change.clone());
         if let Change::Erase(_) = change {
             let rows = RowChanges::of(id, change)?;
-            let erase = move |connection: &mut Connection, _: &Database| {
+            let erase = move |connection: &mut Connection, _: &SqliteDatabase| {
                 let version = write::write(connection, &named, &write, &rows)?;
                 upkeep.clear(connection);
                 Ok(version)
@@ -474,10 +474,10 @@ impl Store for SqliteStore {
             }
             Ok(rows)
         };
-        let write = move |connection: &mut Connection, _: &Database, rows: &RowChanges| {
+        let write = move |connection: &mut Connection, _: &SqliteDatabase, rows: &RowChanges| {
             write::write(connection, &named, &write, rows)
         };
-        self.write_shared(Urgency::Other, Some(id), prepare, write).await
+        self.write_shared(SqliteJobPriority::Other, Some(id), prepare, write).await
     }
 
     async fn load(&self, id: &ConversationId) -> Result<Stored, StoreError> {
@@ -536,19 +536,19 @@ impl Store for SqliteStore {
 
     async fn acquire(&self, id: &ConversationId, owner: &Owner) -> Result<Lease, StoreError> {
         let (named, owner) = (id.clone(), owner.clone());
-        let acquire = move |connection: &mut Connection, database: &Database, (): &()| {
+        let acquire = move |connection: &mut Connection, database: &SqliteDatabase, (): &()| {
             write::acquire(connection, database, &named, &owner)
         };
-        self.write_shared(Urgency::Other, Some(id), || Ok(()), acquire).await
+        self.write_shared(SqliteJobPriority::Other, Some(id), || Ok(()), acquire).await
     }
 
     async fn renew(&self, leases: &[(ConversationId, Lease)]) -> Result<Vec<ConversationId>, StoreError> {
         let leases = leases.to_vec();
         // Renewals run before waiting writes, so that a lease does not expire because of many writes.
-        let renew = move |connection: &mut Connection, database: &Database, (): &()| {
+        let renew = move |connection: &mut Connection, database: &SqliteDatabase, (): &()| {
             write::renew(connection, database, &leases)
         };
-        self.write_shared(Urgency::Renewal, None, || Ok(()), renew).await
+        self.write_shared(SqliteJobPriority::Renewal, None, || Ok(()), renew).await
     }
 
     async fn release(
@@ -558,10 +558,10 @@ impl Store for SqliteStore {
         mark: Option<EventId>,
     ) -> Result<(), StoreError> {
         let (named, lease) = (id.clone(), lease.clone());
-        let release = move |connection: &mut Connection, _: &Database, (): &()| {
+        let release = move |connection: &mut Connection, _: &SqliteDatabase, (): &()| {
             write::release(connection, &named, &lease, mark)
         };
-        self.write_shared(Urgency::Other, Some(id), || Ok(()), release).await
+        self.write_shared(SqliteJobPriority::Other, Some(id), || Ok(()), release).await
     }
 }
 

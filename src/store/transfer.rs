@@ -8,7 +8,7 @@
 use std::time::{Duration, Instant};
 
 use super::{
-    Change, Commit, ConversationId, Page, Store, StoreError, Stored, Write, WriteId, digest::Digest,
+    Change, Commit, ConversationId, Page, Store, StoreError, Stored, Write, WriteId, digest::ContentHasher,
 };
 use crate::{
     message::UsageRow,
@@ -89,7 +89,7 @@ impl CopyOptions {
         to: &dyn Store,
         id: &ConversationId,
     ) -> Result<bool, StoreError> {
-        put(to, id, Portable::of(from, id).await?, self).await
+        put(to, id, PortableConversation::of(from, id).await?, self).await
     }
 }
 
@@ -150,7 +150,7 @@ async fn copy_all(
         }
     };
     let all = ids.len();
-    let mut pace = Pace::default();
+    let mut pace = CopyOrderPacer::default();
     for (id, done) in ids.into_iter().zip(1..) {
         match copy_after(from, to, &id, options, &mut pace).await {
             Ok(true) => copied.copied += 1,
@@ -171,9 +171,9 @@ async fn copy_all(
 /// Gives the copies the same order in lists as the originals. The conversations are copied from the end of the list to
 /// its beginning, and each copy must get a later time than the previous one.
 #[derive(Default)]
-struct Pace(Option<(ConversationId, Instant)>);
+struct CopyOrderPacer(Option<(ConversationId, Instant)>);
 
-impl Pace {
+impl CopyOrderPacer {
     /// Waits until the conversation `id`, if it were written now, would precede the previously copied conversation in a
     /// list.
     async fn wait(&self, id: &ConversationId) {
@@ -194,9 +194,9 @@ async fn copy_after(
     to: &dyn Store,
     id: &ConversationId,
     options: CopyOptions,
-    pace: &mut Pace,
+    pace: &mut CopyOrderPacer,
 ) -> Result<bool, StoreError> {
-    let portable = Portable::of(from, id).await?;
+    let portable = PortableConversation::of(from, id).await?;
     pace.wait(id).await;
     let is_new = put(to, id, portable, options).await?;
     if is_new {
@@ -234,13 +234,13 @@ pub async fn copy_one(from: &dyn Store, to: &dyn Store, id: &ConversationId) -> 
 }
 
 /// A conversation that can be written to another store.
-pub(super) struct Portable {
+pub(super) struct PortableConversation {
     pub(super) stored: Stored,
     /// The usage ledger, oldest row first. `None` if it consists of one row for each node with usage.
     pub(super) usage: Option<Vec<UsageRow>>,
 }
 
-impl Portable {
+impl PortableConversation {
     /// Reads a conversation.
     pub(super) async fn of(from: &dyn Store, id: &ConversationId) -> Result<Self, StoreError> {
         /// The number of attempts to read a conversation and a ledger that belong to the same version.
@@ -280,15 +280,16 @@ impl Portable {
 pub(super) async fn put(
     to: &dyn Store,
     id: &ConversationId,
-    mut portable: Portable,
+    mut portable: PortableConversation,
     options: CopyOptions,
 ) -> Result<bool, StoreError> {
     if let Some(end) = &mut portable.stored.last_run {
         end.mark = None;
     }
     let (turn, next) = (portable.turn(options), portable.next().filter(|_| to.traits().erase));
-    let Writes { create, portions, last, more } = Writes::of(id, &portable, turn.as_ref())?;
-    let Portable { stored: Stored { state, head, cursors, nodes, last_run, .. }, usage } = portable;
+    let CopyWriteIds { create, portions, last, more } = CopyWriteIds::of(id, &portable, turn.as_ref())?;
+    let PortableConversation { stored: Stored { state, head, cursors, nodes, last_run, .. }, usage } =
+        portable;
     let is_whole = usage.is_some() && to.traits().usage;
     let before = match to.summary(id).await {
         Ok(there) => Some(there.version),
@@ -336,7 +337,7 @@ pub(super) async fn put(
 
 /// The ids of the writes that make a copy. An id is derived from the copied content. So copying again repeats the same
 /// writes, and the store recognizes the repetitions.
-struct Writes {
+struct CopyWriteIds {
     create: WriteId,
     /// All commits except the last one, each with the number of its nodes and its id. An id depends only on the
     /// commit's own nodes and on the nodes before them, so the id stays the same when the conversation grows.
@@ -346,12 +347,16 @@ struct Writes {
     more: [WriteId; 3],
 }
 
-impl Writes {
-    fn of(id: &ConversationId, portable: &Portable, turn: Option<&TurnRecord>) -> Result<Self, StoreError> {
+impl CopyWriteIds {
+    fn of(
+        id: &ConversationId,
+        portable: &PortableConversation,
+        turn: Option<&TurnRecord>,
+    ) -> Result<Self, StoreError> {
         let stored = &portable.stored;
         let failed =
             |error: serde_json::Error| StoreError::Unstorable { id: id.clone(), problem: error.to_string() };
-        let mut digest = Digest::default();
+        let mut digest = ContentHasher::default();
         digest.part(id.as_str().as_bytes());
         digest.part(&stored.created.0.to_be_bytes());
         let create = digest.write_id();

@@ -37,7 +37,7 @@ const LONGEST_LETTER: usize = 64;
 
 /// A word of a text, or a pair of letters.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Word {
+pub(super) struct SearchWord {
     /// The word in the form in which words are compared.
     pub(super) text: String,
     /// The place of the word in the text.
@@ -47,7 +47,7 @@ pub(super) struct Word {
 }
 
 /// Returns the words of a text in their order.
-pub(super) fn words(text: &str) -> Vec<Word> {
+pub(super) fn words(text: &str) -> Vec<SearchWord> {
     let text = &text[..text.floor_char_boundary(LONGEST_TEXT)];
     let mut reader = WordReader::default();
     let mut at = 0;
@@ -124,7 +124,7 @@ impl ScriptGroup {
 /// Collects the words of a text.
 #[derive(Default)]
 struct WordReader {
-    words: Vec<Word>,
+    words: Vec<SearchWord>,
     /// The length of all words in bytes.
     length: usize,
     /// The run in progress, in the form in which words are compared.
@@ -194,7 +194,7 @@ impl WordReader {
     fn add(&mut self, word: &str, range: Range<usize>, joins: bool) {
         self.length += word.len() + 1;
         if self.length <= LONGEST_LIST {
-            self.words.push(Word { text: word.to_owned(), range, joins });
+            self.words.push(SearchWord { text: word.to_owned(), range, joins });
         }
     }
 }
@@ -202,12 +202,12 @@ impl WordReader {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::store::digest::Digest;
+    use crate::store::digest::ContentHasher;
 
     /// If this test fails after an update of the Unicode data, raise `RULE`, and then change the value.
     #[test]
     fn words_of_all_letters_are_those_of_the_rule_with_this_number() {
-        let mut digest = Digest::default();
+        let mut digest = ContentHasher::default();
         let planes = ('\0'..='\u{1ffff}').chain('\u{20000}'..='\u{200ff}').chain('\u{e0000}'..='\u{e01ff}');
         for letter in planes {
             for word in words(&format!("a{letter}b {letter}")) {

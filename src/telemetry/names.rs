@@ -77,7 +77,7 @@ pub(super) const EXECUTE_TOOL: &str = "execute_tool";
 pub(super) const CANCELLED: &str = "cancelled";
 
 /// The names and attributes in which the two conventions differ.
-pub(super) struct Differences {
+pub(super) struct ConventionDifferences {
     /// The attribute for the input tokens that were written to the cache.
     pub(super) cache_write: &'static str,
     /// Whether a run's span contains the provider, and the numbers of tokens that were read from and written to the
@@ -86,10 +86,14 @@ pub(super) struct Differences {
 }
 
 impl Convention {
-    pub(super) fn differences(self) -> &'static Differences {
+    pub(super) fn differences(self) -> &'static ConventionDifferences {
         match self {
-            Self::V1_41 => &Differences { cache_write: CACHE_CREATION_TOKENS, run_has_provider: true },
-            Self::Latest => &Differences { cache_write: CACHE_WRITE_TOKENS, run_has_provider: false },
+            Self::V1_41 => {
+                &ConventionDifferences { cache_write: CACHE_CREATION_TOKENS, run_has_provider: true }
+            }
+            Self::Latest => {
+                &ConventionDifferences { cache_write: CACHE_WRITE_TOKENS, run_has_provider: false }
+            }
         }
     }
 }
@@ -137,21 +141,21 @@ pub(super) mod metrics {
         "gen_ai.client.inference.usage.reasoning.output_tokens";
 
     /// The names of the metrics for the durations of a request. The names differ between the conventions.
-    pub(in crate::telemetry) struct Durations {
+    pub(in crate::telemetry) struct DurationMetricNames {
         pub(in crate::telemetry) request: &'static str,
         pub(in crate::telemetry) first_chunk: &'static str,
         pub(in crate::telemetry) per_chunk: &'static str,
     }
 
     impl Convention {
-        pub(in crate::telemetry) fn durations(self) -> &'static Durations {
+        pub(in crate::telemetry) fn durations(self) -> &'static DurationMetricNames {
             match self {
-                Self::V1_41 => &Durations {
+                Self::V1_41 => &DurationMetricNames {
                     request: "gen_ai.client.operation.duration",
                     first_chunk: "gen_ai.client.operation.time_to_first_chunk",
                     per_chunk: "gen_ai.client.operation.time_per_output_chunk",
                 },
-                Self::Latest => &Durations {
+                Self::Latest => &DurationMetricNames {
                     request: "gen_ai.client.inference.duration",
                     first_chunk: "gen_ai.client.inference.time_to_first_chunk",
                     per_chunk: "gen_ai.client.inference.time_per_output_chunk",

@@ -16,7 +16,7 @@ use super::{
 use crate::message::Usage;
 
 /// The attributes that are known when a request begins.
-pub(crate) struct RequestFacts<'a> {
+pub(crate) struct RequestSpanFacts<'a> {
     pub(crate) provider: &'a str,
     pub(crate) model: &'a str,
     pub(crate) max_tokens: Option<u32>,
@@ -30,12 +30,12 @@ pub(crate) struct RequestFacts<'a> {
 
 /// The data that an agent, a request and a provider share about one request.
 #[derive(Debug, Default)]
-pub(crate) struct RequestScope {
+pub(crate) struct RequestTelemetryScope {
     conversation: Option<Box<str>>,
     server: OnceLock<(Box<str>, Option<u16>)>,
 }
 
-impl RequestScope {
+impl RequestTelemetryScope {
     pub(crate) fn new(conversation: Option<&str>) -> Self {
         Self { conversation: conversation.map(Into::into), server: OnceLock::new() }
     }
@@ -57,7 +57,7 @@ pub(crate) struct RequestTrace {
     response_id: Option<Box<str>>,
     response_model: Option<Box<str>>,
     finish_reason: Option<Box<str>>,
-    scope: Arc<RequestScope>,
+    scope: Arc<RequestTelemetryScope>,
     first_chunk: Option<Duration>,
     last_chunk: Instant,
     intervals: Vec<Duration>,
@@ -67,7 +67,10 @@ pub(crate) struct RequestTrace {
 
 impl RequestTrace {
     /// Opens the span of a request. Returns `None` if neither spans nor metrics are wanted.
-    pub(crate) fn begin(facts: &RequestFacts<'_>, scope: Arc<RequestScope>) -> Option<Box<Self>> {
+    pub(crate) fn begin(
+        facts: &RequestSpanFacts<'_>,
+        scope: Arc<RequestTelemetryScope>,
+    ) -> Option<Box<Self>> {
         if !is_on() {
             return None;
         }

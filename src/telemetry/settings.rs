@@ -48,10 +48,10 @@ pub struct TelemetrySettings {
     convention: Option<Convention>,
     capture: Capture,
     recorder: Option<Arc<dyn Recorder>>,
-    traceparent: Option<Arc<Traceparent>>,
+    traceparent: Option<Arc<TraceparentFn>>,
 }
 
-type Traceparent = dyn Fn() -> Option<String> + Send + Sync;
+type TraceparentFn = dyn Fn() -> Option<String> + Send + Sync;
 
 impl TelemetrySettings {
     /// Creates settings that capture no content and record no metrics, with the convention that the
@@ -149,7 +149,7 @@ pub(crate) fn captures() -> &'static Capture {
 /// The maximum size of a captured attribute in bytes.
 const MAX: usize = 16 * 1024;
 
-type Redaction = dyn Fn(CapturedContent, String) -> String + Send + Sync;
+type RedactionFn = dyn Fn(CapturedContent, String) -> String + Send + Sync;
 
 /// The content that spans record. By default, spans record no content.
 ///
@@ -160,7 +160,7 @@ pub struct Capture {
     messages: bool,
     tools: bool,
     system: bool,
-    redaction: Option<Arc<Redaction>>,
+    redaction: Option<Arc<RedactionFn>>,
 }
 
 /// The kind of a captured attribute.

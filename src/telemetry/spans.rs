@@ -12,13 +12,14 @@ use tokio::time::Instant;
 use tracing::{Id, Level, Span, field::Empty};
 
 use super::{
-    Caller, CapturedContent, RunMetrics, TARGET, ToolMetrics, captures, count, end_now, fail, list, names,
+    CallerSpan, CapturedContent, RunMetrics, TARGET, ToolMetrics, captures, count, end_now, fail, list,
+    names,
     settings::{is_on, record, settings},
 };
 use crate::message::Usage;
 
 /// The attributes that are known when a run begins.
-pub(crate) struct RunFacts<'a> {
+pub(crate) struct RunSpanFacts<'a> {
     pub(crate) agent: Option<&'a str>,
     pub(crate) conversation: Option<&'a str>,
     pub(crate) provider: &'a str,
@@ -39,7 +40,7 @@ pub(crate) struct RunTrace {
     tool_calls: u32,
     usage: Usage,
     /// The spans of the callers whose prompts are staged.
-    staged: Vec<(Box<str>, Caller)>,
+    staged: Vec<(Box<str>, CallerSpan)>,
     /// The ids of the tool uses that wait for a decision.
     paused: Vec<Box<str>>,
     is_over: bool,
@@ -47,7 +48,7 @@ pub(crate) struct RunTrace {
 
 impl RunTrace {
     /// Opens the span of a run. Returns `None` if neither spans nor metrics are wanted.
-    pub(crate) fn begin(caller: &Caller, facts: &RunFacts<'_>) -> Option<Box<Self>> {
+    pub(crate) fn begin(caller: &CallerSpan, facts: &RunSpanFacts<'_>) -> Option<Box<Self>> {
         if !is_on() {
             return None;
         }
@@ -118,7 +119,7 @@ impl RunTrace {
     }
 
     /// Records that a prompt was staged, and keeps the span of its caller.
-    pub(crate) fn staged(&mut self, prompt: &str, caller: Caller) {
+    pub(crate) fn staged(&mut self, prompt: &str, caller: CallerSpan) {
         tracing::event!(target: TARGET, parent: &self.span, Level::INFO, "staged");
         self.staged.push((prompt.into(), caller));
     }
@@ -131,7 +132,7 @@ impl RunTrace {
     }
 
     /// Removes and returns the caller of a staged prompt.
-    pub(crate) fn unstaged(&mut self, prompt: &str) -> Option<Caller> {
+    pub(crate) fn unstaged(&mut self, prompt: &str) -> Option<CallerSpan> {
         let index = self.staged.iter().position(|(staged, _)| **staged == *prompt);
         index.map(|index| self.staged.swap_remove(index).1)
     }
@@ -261,7 +262,7 @@ pub(crate) struct SaveTraces {
 
 impl SaveTraces {
     /// Links the next write to the run whose turn it will save.
-    pub(crate) fn committed(&mut self, run: &Caller, conversation: &str) {
+    pub(crate) fn committed(&mut self, run: &CallerSpan, conversation: &str) {
         let Some(run) = run.id() else { return };
         let next = self.next.get_or_insert_with(|| {
             self.linked = None;
@@ -302,7 +303,7 @@ impl Drop for SaveTraces {
 }
 
 /// Opens the span of a generated title, with a link to the run whose turn caused the title.
-pub(crate) fn title(run: &Caller, conversation: &str) -> Span {
+pub(crate) fn title(run: &CallerSpan, conversation: &str) -> Span {
     let span = tracing::span!(
         target: TARGET,
         parent: None,
@@ -402,7 +403,7 @@ impl ToolTrace {
 
 /// The facts about a call that an MCP server performs.
 #[cfg(feature = "mcp")]
-pub(crate) struct McpCall<'a> {
+pub(crate) struct McpCallSpanFacts<'a> {
     pub(crate) method: &'a str,
     pub(crate) version: Option<&'a str>,
     /// The id of the protocol session, if the transport has sessions.
@@ -416,7 +417,7 @@ pub(crate) struct McpCall<'a> {
 }
 
 #[cfg(feature = "mcp")]
-impl McpCall<'_> {
+impl McpCallSpanFacts<'_> {
     /// Records the facts on the current span, which is that of the tool call. Call it once per tool call.
     pub(crate) fn record(&self) {
         let span = Span::current();

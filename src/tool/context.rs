@@ -376,7 +376,7 @@ impl AgentLink {
     }
 
     /// Stops the clock of the call until the guard is dropped.
-    pub(crate) fn stop_clock(&self) -> ClockStop<'_> {
+    pub(crate) fn stop_clock(&self) -> ClockStopGuard<'_> {
         self.clock.stop()
     }
 
@@ -402,10 +402,10 @@ impl AgentLink {
 
 /// Counts the time during which questions of a call wait, because this time does not count for the call's limit.
 #[derive(Debug, Default)]
-pub(crate) struct ToolCallClock(Mutex<CallQuestions>);
+pub(crate) struct ToolCallClock(Mutex<ToolCallClockState>);
 
 #[derive(Debug, Default)]
-struct CallQuestions {
+struct ToolCallClockState {
     open: usize,
     /// The time when the first of the open questions was asked.
     since: Option<Instant>,
@@ -415,14 +415,14 @@ struct CallQuestions {
 }
 
 /// A guard that stops the clock until the guard is dropped.
-pub(crate) struct ClockStop<'a>(&'a ToolCallClock);
+pub(crate) struct ClockStopGuard<'a>(&'a ToolCallClock);
 
 impl ToolCallClock {
-    fn stop(&self) -> ClockStop<'_> {
+    fn stop(&self) -> ClockStopGuard<'_> {
         let mut questions = lock(&self.0);
         questions.open += 1;
         questions.since.get_or_insert_with(Instant::now);
-        ClockStop(self)
+        ClockStopGuard(self)
     }
 
     /// Returns the time for which the clock was stopped. A period in which a question is still open is not included.
@@ -444,7 +444,7 @@ impl ToolCallClock {
     }
 }
 
-impl Drop for ClockStop<'_> {
+impl Drop for ClockStopGuard<'_> {
     fn drop(&mut self) {
         let mut questions = lock(&self.0.0);
         questions.open -= 1;

@@ -181,7 +181,7 @@ async fn call(
     // If the call is abandoned, this guard cancels the tool's context, so that work that the tool has started elsewhere
     // can stop.
     let abandoned = cancellation.drop_guard();
-    let call = Contained::new(|| tool.call(tool_use.input.clone(), own));
+    let call = PanicCatchingFuture::new(|| tool.call(tool_use.input.clone(), own));
     let outcome = tokio::select! {
         biased;
         () = context.cancelled() => return Err(format!("The call of {name:?} was cancelled.")),
@@ -319,9 +319,9 @@ type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 
 /// A future that catches panics and returns the message of a panic as its error. The wrapped future may panic when it
 /// is created, polled or dropped.
-struct Contained<'a, T>(Option<Result<BoxFuture<'a, T>, String>>);
+struct PanicCatchingFuture<'a, T>(Option<Result<BoxFuture<'a, T>, String>>);
 
-impl<'a, T> Contained<'a, T> {
+impl<'a, T> PanicCatchingFuture<'a, T> {
     fn new(make: impl FnOnce() -> BoxFuture<'a, T>) -> Self {
         Self(Some(contained(make)))
     }
@@ -334,7 +334,7 @@ impl<'a, T> Contained<'a, T> {
     }
 }
 
-impl<T> Future for Contained<'_, T> {
+impl<T> Future for PanicCatchingFuture<'_, T> {
     type Output = Result<T, String>;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
@@ -352,7 +352,7 @@ impl<T> Future for Contained<'_, T> {
     }
 }
 
-impl<T> Drop for Contained<'_, T> {
+impl<T> Drop for PanicCatchingFuture<'_, T> {
     fn drop(&mut self) {
         self.discard();
     }

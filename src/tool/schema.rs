@@ -19,7 +19,7 @@ use schemars::{JsonSchema, generate::SchemaSettings};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::{Map, Value};
 
-use self::cost::{CostModel, CostVerdict};
+use self::cost::{SchemaCheckMethod, SchemaCostModel};
 use crate::{panics::contained, text::clip};
 
 /// The maximum nesting depth of a schema or a checked value. `serde_json` doesn't parse text that is nested more
@@ -76,15 +76,15 @@ struct SchemaShared {
     value: Value,
     /// The compiled schema. An error is possible only for a schema from [`Schema::of`], which must not fail. Such an
     /// error is reported when the schema is used.
-    compiled: Result<Compiled, SchemaError>,
+    compiled: Result<CompiledSchema, SchemaError>,
     /// The schema in the form that services get, or `None` if they get the unchanged schema.
     offered: OnceLock<Option<Value>>,
 }
 
-struct Compiled {
+struct CompiledSchema {
     schemas: Schemas,
     root: SchemaIndex,
-    cost: CostModel,
+    cost: SchemaCostModel,
 }
 
 /// The reason why a value can't be used as a JSON Schema.
@@ -113,9 +113,9 @@ impl Schema {
             return Err(SchemaError(format!("it nests deeper than {MAX_DEPTH} levels")));
         };
         let compiled = if size.depth <= FEW_LEVELS {
-            Compiled::new(&value)
+            CompiledSchema::new(&value)
         } else {
-            on_large_stack(|| Compiled::new(&value)).unwrap_or_else(|error| Err(SchemaError(error)))
+            on_large_stack(|| CompiledSchema::new(&value)).unwrap_or_else(|error| Err(SchemaError(error)))
         }?;
         Ok(Self(Arc::new(SchemaShared { value, compiled: Ok(compiled), offered: OnceLock::new() })))
     }
@@ -179,21 +179,21 @@ impl Schema {
         let size = SchemaSize::of(value)
             .ok_or_else(|| format!("- at the top level: nests deeper than {MAX_DEPTH} levels"))?;
         match compiled.cost.judge(value, size.values) {
-            CostVerdict::Shallow => compiled.check(value),
-            CostVerdict::Deep => on_large_stack(|| compiled.check(value)).unwrap_or_else(Err),
-            CostVerdict::TooMuch => {
+            SchemaCheckMethod::Shallow => compiled.check(value),
+            SchemaCheckMethod::Deep => on_large_stack(|| compiled.check(value)).unwrap_or_else(Err),
+            SchemaCheckMethod::TooMuch => {
                 Err("- at the top level: too large or too deeply nested to be checked".to_owned())
             }
         }
     }
 }
 
-impl Compiled {
+impl CompiledSchema {
     fn new(value: &Value) -> Result<Self, SchemaError> {
         let prepared = prepare::prepare(value)?;
         let mut compiler = Compiler::new();
         compiler.set_default_draft(Draft::V2020_12);
-        compiler.use_loader(Box::new(RefuseToLoad));
+        compiler.use_loader(Box::new(RefusingSchemaLoader));
         let mut schemas = Schemas::new();
         // In debug builds, the compiler panics on some schemas. In other builds, it returns an error for them.
         let root = contained(|| {
@@ -230,9 +230,9 @@ fn describe(error: &CompileError) -> SchemaError {
     })
 }
 
-struct RefuseToLoad;
+struct RefusingSchemaLoader;
 
-impl UrlLoader for RefuseToLoad {
+impl UrlLoader for RefusingSchemaLoader {
     fn load(&self, _url: &str) -> Result<Value, Box<dyn Error>> {
         Err("a schema can't refer to another document".into())
     }

@@ -8,16 +8,16 @@ use serde_json::Value;
 use super::{Replay, Schema, Tool, ToolContext, ToolError, ToolOutput};
 
 /// A tool whose time limit is replaced.
-pub(super) struct WithTimeout<T>(pub(super) T, pub(super) Duration);
+pub(super) struct ToolWithTimeout<T>(pub(super) T, pub(super) Duration);
 
 /// A tool whose limit on the time between progress reports is replaced.
-pub(super) struct WithIdleTimeout<T>(pub(super) T, pub(super) Duration);
+pub(super) struct ToolWithIdleTimeout<T>(pub(super) T, pub(super) Duration);
 
 /// A tool whose declaration about repeated calls is replaced.
-pub(super) struct WithReplay<T>(pub(super) T, pub(super) Replay);
+pub(super) struct ToolWithReplay<T>(pub(super) T, pub(super) Replay);
 
 /// A tool that needs an approval.
-pub(super) struct WithApproval<T>(pub(super) T);
+pub(super) struct ToolWithApproval<T>(pub(super) T);
 
 /// Returns the given property of a wrapper, or otherwise the property of the tool inside.
 macro_rules! property {
@@ -86,7 +86,7 @@ macro_rules! delegate {
 
 delegate!(<Sized> Arc<T>, |tool| (**tool));
 delegate!(<Sized> Box<T>, |tool| (**tool));
-delegate!(<> WithTimeout<T>, |tool| tool.0, timeout: Some(tool.1));
-delegate!(<> WithIdleTimeout<T>, |tool| tool.0, idle: Some(tool.1));
-delegate!(<> WithApproval<T>, |tool| tool.0, approval: { let _ = tool; true });
-delegate!(<> WithReplay<T>, |tool| tool.0, replay: tool.1);
+delegate!(<> ToolWithTimeout<T>, |tool| tool.0, timeout: Some(tool.1));
+delegate!(<> ToolWithIdleTimeout<T>, |tool| tool.0, idle: Some(tool.1));
+delegate!(<> ToolWithApproval<T>, |tool| tool.0, approval: { let _ = tool; true });
+delegate!(<> ToolWithReplay<T>, |tool| tool.0, replay: tool.1);

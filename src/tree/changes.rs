@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     Node, NodeId, Tree, TreeError,
-    links::{LinkSlot, Links},
+    links::{NodeLinks, NodeSlot},
 };
 use crate::message::{Message, Role};
 
@@ -76,8 +76,8 @@ impl Tree {
             return None;
         }
         let mut cursors = Vec::new();
-        let mut tell = |index: usize, links: &Links| {
-            let id = self.at(LinkSlot::new(index)).id();
+        let mut tell = |index: usize, links: &NodeLinks| {
+            let id = self.at(NodeSlot::new(index)).id();
             cursors.extend(links.cursor.map(|cursor| (id, self.at(cursor).id())));
         };
         self.links.differing(&earlier.links, &mut |first, now, before| {

@@ -4,7 +4,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer, ser::SerializeStru
 
 use super::{
     Node, NodeId, Tree, TreeError,
-    links::{Ids, LinkSlot, Links},
+    links::{NodeIdIndex, NodeLinks, NodeSlot},
     tail::TreeNode,
 };
 
@@ -57,26 +57,26 @@ impl Tree {
         }
         nodes.iter().try_for_each(Node::check)?;
 
-        let mut tree = Self { ids: Ids::of(nodes.iter().map(Node::id)), ..Self::new() };
+        let mut tree = Self { ids: NodeIdIndex::of(nodes.iter().map(Node::id)), ..Self::new() };
         tree.usage = nodes.iter().filter_map(Node::usage).copied().sum();
         tree.nodes = nodes.into_iter().collect();
         for index in 0..tree.len() {
-            let node = tree.at(LinkSlot::new(index));
+            let node = tree.at(NodeSlot::new(index));
             let parent = tree.parent_slot(node)?;
-            tree.links.push(Links::alone(LinkSlot::new(index), parent));
+            tree.links.push(NodeLinks::alone(NodeSlot::new(index), parent));
         }
         if let Some(slot) = tree.find_cycle() {
             return Err(TreeError::Cycle { id: tree.at(slot).id() });
         }
         for index in 0..tree.len() {
-            tree.adopt(LinkSlot::new(index));
+            tree.adopt(NodeSlot::new(index));
         }
         tree.settle(head, cursors)?;
         Ok(tree)
     }
 
     /// Returns the slot of the parent of `node`.
-    pub(super) fn parent_slot(&self, node: &Node) -> Result<Option<LinkSlot>, TreeError> {
+    pub(super) fn parent_slot(&self, node: &Node) -> Result<Option<NodeSlot>, TreeError> {
         let unknown = |parent| TreeError::UnknownParent { id: node.id(), parent };
         node.parent().map(|parent| self.slot(parent).ok_or_else(|| unknown(parent))).transpose()
     }
@@ -106,15 +106,15 @@ impl Tree {
 
     /// Returns a node that is its own ancestor, if there is one. O(n). Uses no recursion, so the depth of the tree does
     /// not matter.
-    fn find_cycle(&self) -> Option<LinkSlot> {
-        let parent = |slot: LinkSlot| self.links(slot).parent;
-        let slots = || (0..self.len()).map(LinkSlot::new);
+    fn find_cycle(&self) -> Option<NodeSlot> {
+        let parent = |slot: NodeSlot| self.links(slot).parent;
+        let slots = || (0..self.len()).map(NodeSlot::new);
         if slots().all(|slot| parent(slot).is_none_or(|parent| parent.index() < slot.index())) {
             // In every tree that was built by pushes, parents come before their children, so such a tree has no cycle.
             return None;
         }
         // For each node, the start of the first upward walk that reached the node.
-        let mut met_from: Vec<Option<LinkSlot>> = vec![None; self.len()];
+        let mut met_from: Vec<Option<NodeSlot>> = vec![None; self.len()];
         for start in slots() {
             let mut at = Some(start);
             while let Some(slot) = at {
@@ -152,17 +152,17 @@ pub(super) struct HydratedTree {
 
 impl Serialize for Tree {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        struct Nodes<'a>(&'a Tree);
+        struct SerializedNodes<'a>(&'a Tree);
 
-        impl Serialize for Nodes<'_> {
+        impl Serialize for SerializedNodes<'_> {
             fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
                 serializer.collect_seq(self.0.nodes().map(TreeNode::from))
             }
         }
 
-        struct Cursors<'a>(&'a Tree);
+        struct SerializedCursors<'a>(&'a Tree);
 
-        impl Serialize for Cursors<'_> {
+        impl Serialize for SerializedCursors<'_> {
             fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
                 serializer.collect_seq(self.0.cursors())
             }
@@ -170,9 +170,9 @@ impl Serialize for Tree {
 
         let next = self.ids.next(self.len());
         let mut fields = serializer.serialize_struct("Tree", 3 + usize::from(next.is_some()))?;
-        fields.serialize_field("nodes", &Nodes(self))?;
+        fields.serialize_field("nodes", &SerializedNodes(self))?;
         fields.serialize_field("head", &self.head())?;
-        fields.serialize_field("cursors", &Cursors(self))?;
+        fields.serialize_field("cursors", &SerializedCursors(self))?;
         match next {
             Some(next) => fields.serialize_field("next", &next)?,
             None => fields.skip_field("next")?,

@@ -6,9 +6,9 @@ use super::{Node, NodeId, Tree};
 
 /// The position of a node in the order of ids. A slot is half the size of an id and needs no search.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct LinkSlot(NonZeroU32);
+pub(super) struct NodeSlot(NonZeroU32);
 
-impl LinkSlot {
+impl NodeSlot {
     pub(super) fn new(index: usize) -> Self {
         let number = u32::try_from(index + 1).ok().and_then(NonZeroU32::new);
         Self(number.expect("a tree holds fewer than 2^32 nodes"))
@@ -22,37 +22,37 @@ impl LinkSlot {
 /// The links of a node. They are stored separately because nodes never change. Changing a link therefore copies only
 /// plain numbers and no message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Links {
-    pub(super) parent: Option<LinkSlot>,
+pub(super) struct NodeLinks {
+    pub(super) parent: Option<NodeSlot>,
     /// The child that was active last. `Some` if the node has a child.
-    pub(super) cursor: Option<LinkSlot>,
-    pub(super) newest: Option<LinkSlot>,
+    pub(super) cursor: Option<NodeSlot>,
+    pub(super) newest: Option<NodeSlot>,
     /// The next newer sibling. The newest sibling links to the oldest sibling, so the oldest child can be reached from
     /// the newest child.
-    pub(super) next: LinkSlot,
+    pub(super) next: NodeSlot,
 }
 
-impl Links {
-    pub(super) const fn alone(slot: LinkSlot, parent: Option<LinkSlot>) -> Self {
+impl NodeLinks {
+    pub(super) const fn alone(slot: NodeSlot, parent: Option<NodeSlot>) -> Self {
         Self { parent, cursor: None, newest: None, next: slot }
     }
 }
 
 /// A lookup of the index of an id. If the ids have no gaps, this needs no memory. Otherwise each gap needs some memory.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Ids {
+pub(super) struct NodeIdIndex {
     /// The runs of consecutive ids, or `None` if the ids begin at 1 and have no gaps.
-    runs: Option<Arc<[IdRun]>>,
+    runs: Option<Arc<[NodeIdRun]>>,
 }
 
 /// A run of consecutive ids. The first id of the run is at `index`.
 #[derive(Clone, Copy, Debug)]
-struct IdRun {
+struct NodeIdRun {
     first: NodeId,
     index: usize,
 }
 
-impl Ids {
+impl NodeIdIndex {
     pub(super) const fn new() -> Self {
         Self { runs: None }
     }
@@ -63,7 +63,7 @@ impl Ids {
         let mut last = None;
         for (index, id) in ids.enumerate() {
             if id != NodeId::after(last) {
-                runs.push(IdRun { first: id, index });
+                runs.push(NodeIdRun { first: id, index });
             }
             last = Some(id);
         }
@@ -74,8 +74,8 @@ impl Ids {
     /// number of nodes. A gap before the next node is an empty run at the end.
     pub(super) fn with_next(&self, next: NodeId, least: NodeId, len: usize) -> Self {
         let runs = self.runs.iter().flat_map(|runs| runs.iter().copied()).filter(|run| run.index < len);
-        let next = (next != least).then_some(IdRun { first: next, index: len });
-        let runs: Vec<IdRun> = runs.chain(next).collect();
+        let next = (next != least).then_some(NodeIdRun { first: next, index: len });
+        let runs: Vec<NodeIdRun> = runs.chain(next).collect();
         Self { runs: (!runs.is_empty()).then(|| runs.into()) }
     }
 
@@ -104,17 +104,17 @@ impl Ids {
 pub struct Path<'a> {
     tree: &'a Tree,
     /// The first and the last of the remaining nodes, or `None` if no node remains.
-    ends: Option<(LinkSlot, LinkSlot)>,
+    ends: Option<(NodeSlot, NodeSlot)>,
     left: usize,
 }
 
 impl<'a> Path<'a> {
-    pub(super) fn new(tree: &'a Tree, ends: Option<(LinkSlot, LinkSlot)>, len: usize) -> Self {
+    pub(super) fn new(tree: &'a Tree, ends: Option<(NodeSlot, NodeSlot)>, len: usize) -> Self {
         Self { tree, ends, left: len }
     }
 
     /// Takes the node at `slot`. `rest` contains the first and the last node that remain afterwards, if any remain.
-    fn take(&mut self, slot: LinkSlot, rest: Option<(LinkSlot, LinkSlot)>) -> &'a Node {
+    fn take(&mut self, slot: NodeSlot, rest: Option<(NodeSlot, NodeSlot)>) -> &'a Node {
         self.left -= 1;
         self.ends = rest.filter(|_| self.left > 0);
         self.tree.at(slot)
@@ -158,11 +158,11 @@ impl fmt::Debug for Path<'_> {
 pub(super) struct Children<'a> {
     tree: &'a Tree,
     /// The next and the last of the remaining nodes, or `None` if no node remains.
-    ends: Option<(LinkSlot, LinkSlot)>,
+    ends: Option<(NodeSlot, NodeSlot)>,
 }
 
 impl<'a> Children<'a> {
-    pub(super) fn new(tree: &'a Tree, newest: Option<LinkSlot>) -> Self {
+    pub(super) fn new(tree: &'a Tree, newest: Option<NodeSlot>) -> Self {
         Self { tree, ends: newest.map(|newest| (tree.links(newest).next, newest)) }
     }
 }

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use super::{Node, Tree, links::LinkSlot};
+use super::{Node, Tree, links::NodeSlot};
 use crate::message::{Content, Message};
 
 /// The maximum number of a message's characters on a line.
@@ -45,17 +45,17 @@ impl fmt::Display for Tree {
 }
 
 impl Tree {
-    fn is_alone(&self, slot: LinkSlot) -> bool {
+    fn is_alone(&self, slot: NodeSlot) -> bool {
         self.links(slot).next == slot
     }
 
-    fn is_newest(&self, slot: LinkSlot) -> bool {
+    fn is_newest(&self, slot: NodeSlot) -> bool {
         self.newest_beside(slot) == Some(slot)
     }
 
     /// Returns the next node of the outline: the first child of the node, or, if it has no child, the next sibling of
     /// the node or of its nearest ancestor with a next sibling. Removes the levels that end at this node.
-    fn after(&self, slot: LinkSlot, levels: &mut Vec<bool>) -> Option<LinkSlot> {
+    fn after(&self, slot: NodeSlot, levels: &mut Vec<bool>) -> Option<NodeSlot> {
         if let Some(newest) = self.links(slot).newest {
             return Some(self.links(newest).next);
         }
@@ -96,7 +96,7 @@ fn line(f: &mut fmt::Formatter<'_>, node: &Node) -> fmt::Result {
 
 /// Returns the beginning of a message on one line. Reads only as much of the message as the line needs.
 fn first_words(message: &Message) -> String {
-    let mut words = Words::default();
+    let mut words = OutlineText::default();
     let is_text =
         |block: &Content| matches!(block, Content::Text(text) if !text.text.trim_ascii().is_empty());
     let has_text = message.content.iter().any(is_text);
@@ -127,13 +127,13 @@ fn first_words(message: &Message) -> String {
 }
 
 #[derive(Default)]
-struct Words {
+struct OutlineText {
     line: String,
     chars: usize,
     is_full: bool,
 }
 
-impl Words {
+impl OutlineText {
     /// Adds the words of a text. Control characters also separate words, because a terminal would obey them.
     fn text(&mut self, text: &str) {
         let end = text.char_indices().nth(LOOK).map_or(text.len(), |(end, _)| end);

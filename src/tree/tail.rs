@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use super::{Ends, Node, NodeId, Tree};
+use super::{Node, NodeId, PathEnds, Tree};
 use crate::message::{Content, Message, Role, Timestamp, Usage};
 
 impl Tree {
@@ -30,7 +30,7 @@ impl Tree {
         };
         Self {
             nodes: self.nodes().map(seen).collect(),
-            path: self.path.map(|path| Ends { root: first.unwrap_or(path.head), ..path }),
+            path: self.path.map(|path| PathEnds { root: first.unwrap_or(path.head), ..path }),
             history: self.history.iter().skip(skipped).cloned().collect(),
             usage: kept.iter().filter_map(|id| self.node(*id)?.usage()).copied().sum(),
             ..self.clone()

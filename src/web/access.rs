@@ -68,9 +68,9 @@ impl Challenge {
 }
 
 /// The two hooks of the application.
-pub(super) struct Hooks {
+pub(super) struct WebAccessHooks {
     pub(super) access: Arc<dyn Access>,
     pub(super) agents: Arc<dyn Agents>,
 }
 
-crate::debug::impl_debug!(Hooks {});
+crate::debug::impl_debug!(WebAccessHooks {});

@@ -28,7 +28,7 @@ const FILE: &str = "omni.file";
 
 /// The version of the protocol that the client reads.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) enum AgUiLevel {
+pub(crate) enum AgUiVersion {
     /// Version 0.0.59 of the npm packages. It refuses an outcome other than `success` and `interrupt`, and results with
     /// parts.
     #[default]
@@ -37,7 +37,7 @@ pub(crate) enum AgUiLevel {
     V1,
 }
 
-impl AgUiLevel {
+impl AgUiVersion {
     /// Returns the level of a request that declares this version of the protocol. Version 0.0.59 of the packages
     /// declares none.
     pub(crate) fn of(declared: Option<&str>) -> Self {

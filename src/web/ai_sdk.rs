@@ -15,13 +15,15 @@ use futures_util::stream;
 use serde::Deserialize;
 
 use super::{
-    Action, Client, Problem, Web,
-    front::readers::Reader,
+    Action, AuthorizedClient, Problem, Web,
+    front::readers::WebRunReader,
     gate::WebRequest,
     requests::decided_by,
     routes::{self, Route, command, file, routes},
-    streams::{Lifetime, Permit},
-    ui_messages::{DONE, Post, UiLevel, UiSettings, UiStream, UiTarget, messages, read},
+    streams::{StreamLifetime, StreamPermit},
+    ui_messages::{
+        AiSdkPostBody, AiSdkSettings, AiSdkStream, AiSdkTarget, AiSdkVersion, DONE, messages, read,
+    },
 };
 use crate::{
     agent::Status,
@@ -52,7 +54,7 @@ pub(super) fn router(web: &Web) -> Router {
 /// The query of all routes.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct ChatQuery {
+struct AiSdkQuery {
     /// The major version of the npm package `ai` whose protocol the client uses.
     #[serde(default = "seven")]
     ui: u8,
@@ -65,25 +67,25 @@ const fn seven() -> u8 {
     7
 }
 
-fn settings(call: &WebRequest) -> Result<UiSettings, Problem> {
-    let level = match call.query::<ChatQuery>()?.ui {
-        6 => UiLevel::Six,
-        7 => UiLevel::Seven,
+fn settings(call: &WebRequest) -> Result<AiSdkSettings, Problem> {
+    let level = match call.query::<AiSdkQuery>()?.ui {
+        6 => AiSdkVersion::Six,
+        7 => AiSdkVersion::Seven,
         _ => return Err(Problem::invalid_query(&"`ui` must be 6 or 7")),
     };
     let (view, conversation) = (&call.web.0.view, call.client_path("/chat"));
     let files = view.files(format!("{conversation}/files"), usize::MAX);
-    Ok(UiSettings { level, conversation: Some(conversation), files, provider_items: view.everything })
+    Ok(AiSdkSettings { level, conversation: Some(conversation), files, provider_items: view.everything })
 }
 
 async fn post(mut call: WebRequest) -> Result<Response, Problem> {
     let permit = call.open_stream()?;
-    let post: Post = call.json(call.web.0.limits.command_body).await?;
+    let post: AiSdkPostBody = call.json(call.web.0.limits.command_body).await?;
     call.enter_or_create(&post.id, Action::Watch).await?;
     let settings = settings(&call)?;
     let (session, updates, snapshot, mut reader) = call.subscribe_reader(|view| post.is_new(view)).await?;
     let (command, target) = read(&post, &snapshot)?;
-    let mut ui = UiStream::begin(settings, &snapshot, target);
+    let mut ui = AiSdkStream::begin(settings, &snapshot, target);
     if let Some(mut command) = command {
         // The server may have begun to stop since the stream was counted.
         call.permit_command(&command)?;
@@ -93,7 +95,7 @@ async fn post(mut call: WebRequest) -> Result<Response, Problem> {
         }
         ui.decided(decided_by(&command));
         let answer = session.perform(command, Some(call.client.principal.name())).await;
-        let answer = answer.inspect_err(|_| reader.iter_mut().for_each(Reader::end))?;
+        let answer = answer.inspect_err(|_| reader.iter_mut().for_each(WebRunReader::end))?;
         if let SessionAnswer::Accepted(accepted) = answer {
             ui.accepted(&accepted);
             // The events of a run that has ended can be older than the subscription.
@@ -115,7 +117,7 @@ async fn resume(mut call: WebRequest) -> Result<Response, Problem> {
     if snapshot.agent.status != Status::Busy || !snapshot.agent.is_answering() {
         return Ok(StatusCode::NO_CONTENT.into_response());
     }
-    let ui = UiStream::begin(settings, &snapshot, UiTarget::InFlight);
+    let ui = AiSdkStream::begin(settings, &snapshot, AiSdkTarget::InFlight);
     let reader = call.reader(&session, &snapshot);
     Ok(respond(&call, ui, session, (updates, snapshot.last), (permit, reader)))
 }
@@ -130,7 +132,7 @@ async fn list(call: WebRequest) -> Result<Response, Problem> {
 }
 
 async fn stop(call: WebRequest) -> Result<Response, Problem> {
-    let discard = call.query::<ChatQuery>()?.discard;
+    let discard = call.query::<AiSdkQuery>()?.discard;
     let stop = |session: Session| async move {
         if discard { session.cancel().await } else { session.interrupt().await }
     };
@@ -142,23 +144,23 @@ async fn stop(call: WebRequest) -> Result<Response, Problem> {
 }
 
 /// The state of a response.
-struct ChatReply {
-    client: Client,
-    ui: UiStream,
+struct AiSdkResponseState {
+    client: AuthorizedClient,
+    ui: AiSdkStream,
     session: Session,
     updates: SessionSubscription,
     /// The last update that was read.
     seen: EventId,
     /// If the run is paused, the event after which the response ends.
     pauses_after: Option<EventId>,
-    lifetime: Lifetime,
+    lifetime: StreamLifetime,
     is_done: bool,
-    reader: Option<Reader>,
+    reader: Option<WebRunReader>,
     /// Counts this stream among the open streams, whose number is limited, until the stream ends.
-    _permit: Permit,
+    _permit: StreamPermit,
 }
 
-impl ChatReply {
+impl AiSdkResponseState {
     /// Returns the next frame, or `None` at the end. An error makes the body fail, so that the client resumes.
     async fn next(&mut self) -> Option<Result<SseEvent, io::Error>> {
         loop {
@@ -170,12 +172,12 @@ impl ChatReply {
             }
             if self.ui.is_ended() {
                 self.is_done = true;
-                self.reader.iter_mut().for_each(Reader::end);
+                self.reader.iter_mut().for_each(WebRunReader::end);
                 return Some(Ok(SseEvent::default().data(DONE)));
             }
             if let Err(error) = self.advance().await {
                 self.is_done = true;
-                self.reader.iter_mut().for_each(Reader::cut);
+                self.reader.iter_mut().for_each(WebRunReader::cut);
                 return Some(Err(error));
             }
         }
@@ -223,12 +225,12 @@ impl ChatReply {
 
 fn respond(
     call: &WebRequest,
-    ui: UiStream,
+    ui: AiSdkStream,
     session: Session,
     (updates, seen): (SessionSubscription, EventId),
-    (permit, reader): (Permit, Option<Reader>),
+    (permit, reader): (StreamPermit, Option<WebRunReader>),
 ) -> Response {
-    let reply = ChatReply {
+    let reply = AiSdkResponseState {
         client: call.client.clone(),
         ui,
         session,

@@ -23,10 +23,10 @@ use tokio::sync::OnceCell;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
 use super::{
-    Action, Client, Problem, Web,
+    Action, AuthorizedClient, Problem, Web,
     gate::WebRequest,
-    streams::{Lifetime, Permit},
-    view::Lens,
+    streams::{StreamLifetime, StreamPermit},
+    view::ConversationView,
 };
 use crate::{
     agent::Event,
@@ -41,9 +41,9 @@ use crate::{
 /// For each conversation of a stream, the id of the last session event that the client has seen. The text
 /// `ID:EVENT,ID:EVENT` is the SSE `id` of a frame.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Positions(Vec<(ConversationId, EventId)>);
+pub(super) struct SessionEventPositions(Vec<(ConversationId, EventId)>);
 
-impl Positions {
+impl SessionEventPositions {
     pub(super) fn parse(text: &str) -> Option<Self> {
         let position = |part: &str| {
             let (id, event) = part.rsplit_once(':')?;
@@ -85,11 +85,11 @@ enum FeedItem {
     List(Update<ManagerSnapshot, ManagerEvent>),
 }
 
-/// A stream of the items of a few streams, which take turns. Unlike `SelectAll`, `Merged` allocates nothing per item.
+/// A stream of the items of a few streams, which take turns. Unlike `SelectAll`, `MergedFeedStreams` allocates nothing per item.
 #[derive(Default)]
-struct Merged(VecDeque<BoxStream<'static, FeedItem>>);
+struct MergedFeedStreams(VecDeque<BoxStream<'static, FeedItem>>);
 
-impl Stream for Merged {
+impl Stream for MergedFeedStreams {
     type Item = FeedItem;
 
     fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<FeedItem>> {
@@ -109,9 +109,9 @@ impl Stream for Merged {
 }
 
 /// A conversation of a stream, as the client sees it.
-struct Watched {
+struct WatchedConversationView {
     id: ConversationId,
-    lens: Lens,
+    lens: ConversationView,
     /// Ends the subscription when it is dropped.
     _subscription: DropGuard,
 }
@@ -119,25 +119,25 @@ struct Watched {
 /// The state of a stream.
 struct UpdateStream {
     web: Web,
-    client: Client,
-    items: Merged,
+    client: AuthorizedClient,
+    items: MergedFeedStreams,
     /// The conversations of the stream. A conversation is removed when it is refused.
-    watched: Vec<Watched>,
-    positions: Positions,
-    lifetime: Lifetime,
+    watched: Vec<WatchedConversationView>,
+    positions: SessionEventPositions,
+    lifetime: StreamLifetime,
     has_ended: bool,
     /// The permit of this stream. It is released at the end of the stream, so that another stream can be opened.
-    _permit: Permit,
+    _permit: StreamPermit,
 }
 
 #[derive(Serialize)]
-struct OfConversation<'a> {
+struct ConversationUpdateFrame<'a> {
     conversation: &'a ConversationId,
     update: &'a Update<SessionSnapshot, SessionEvent>,
 }
 
 #[derive(Serialize)]
-struct OfList<'a> {
+struct ListUpdateFrame<'a> {
     update: &'a Update<ManagerSnapshot, ManagerEvent>,
 }
 
@@ -145,7 +145,7 @@ struct OfList<'a> {
 /// otherwise as an observer. With `after`, the subscription continues after that event. Also returns the labels that
 /// decide what is permitted. Fails if the principal may not watch the open conversation.
 pub(super) async fn subscribe(
-    client: &Client,
+    client: &AuthorizedClient,
     id: &ConversationId,
     labels: &Labels,
     after: Option<EventId>,
@@ -156,7 +156,7 @@ pub(super) async fn subscribe(
 
 /// Checks the access to the conversation with this id, opens it, and subscribes to it.
 async fn enter(
-    client: &Client,
+    client: &AuthorizedClient,
     id: &ConversationId,
     after: Option<EventId>,
 ) -> Result<SessionSubscription, Error> {
@@ -167,13 +167,13 @@ async fn enter(
 /// Returns the response with the stream.
 pub(super) fn respond(
     call: &WebRequest,
-    permit: Permit,
+    permit: StreamPermit,
     list: bool,
     watches: Vec<WatchedConversation>,
-    after: &Positions,
+    after: &SessionEventPositions,
 ) -> Response {
     let (web, client) = (&call.web, &call.client);
-    let mut items = Merged::default();
+    let mut items = MergedFeedStreams::default();
     let mut conversations = Vec::new();
     if list {
         items.0.push_back(ListWatch::of(web, client).items().boxed());
@@ -182,7 +182,11 @@ pub(super) fn respond(
         let (id, ended) = (watch.id.clone(), CancellationToken::new());
         let updates = updates(client.clone(), watch, after.of(&id));
         items.0.push_back(updates.take_until(ended.clone().cancelled_owned()).boxed());
-        conversations.push(Watched { lens: call.lens(&id), id, _subscription: ended.drop_guard() });
+        conversations.push(WatchedConversationView {
+            lens: call.lens(&id),
+            id,
+            _subscription: ended.drop_guard(),
+        });
     }
     // The id of a frame contains the positions in all conversations, beginning with the positions from the request.
     // Without the positions from the request, a client that resumes twice would lose its place in conversations that
@@ -209,7 +213,7 @@ pub(super) fn respond(
 
 /// Opens a conversation, unless it is open, and returns its updates.
 fn updates(
-    client: Client,
+    client: AuthorizedClient,
     watch: WatchedConversation,
     after: Option<EventId>,
 ) -> impl Stream<Item = FeedItem> + Send {
@@ -269,7 +273,7 @@ impl UpdateStream {
                 FeedItem::Conversation(id, update) => self.conversation(&id, update).await,
                 FeedItem::Refused(id, problem) => Some(self.refused(&id, problem)),
                 FeedItem::List(update) => {
-                    Some(with_data(Frame::default().event("list"), &OfList { update: &update }))
+                    Some(with_data(Frame::default().event("list"), &ListUpdateFrame { update: &update }))
                 }
             };
             if frame.is_some() {
@@ -290,7 +294,8 @@ impl UpdateStream {
         if !self.client.still_watches(id, &update).await {
             return Some(self.refused(id, Problem::not_found()));
         }
-        let Watched { lens, .. } = self.watched.iter_mut().find(|watched| watched.id == *id)?;
+        let WatchedConversationView { lens, .. } =
+            self.watched.iter_mut().find(|watched| watched.id == *id)?;
         let mut is_delta = false;
         match &update {
             Update::Event(numbered) => {
@@ -305,7 +310,7 @@ impl UpdateStream {
         if !is_delta {
             frame = frame.id(self.positions.text());
         }
-        Some(with_data(frame, &OfConversation { conversation: id, update: &update }))
+        Some(with_data(frame, &ConversationUpdateFrame { conversation: id, update: &update }))
     }
 
     /// Removes a conversation from the stream, and returns a frame that reports the problem with it.
@@ -324,7 +329,7 @@ impl UpdateStream {
 /// The list as a principal sees it.
 struct ListWatch {
     web: Web,
-    client: Client,
+    client: AuthorizedClient,
     /// The first update, until it is read.
     first: Option<ListUpdate>,
     rest: Subscription<ManagerSnapshot, ManagerEvent>,
@@ -335,7 +340,7 @@ struct ListWatch {
 type ListUpdate = Update<ManagerSnapshot, ManagerEvent>;
 
 impl ListWatch {
-    fn of(web: &Web, client: &Client) -> Self {
+    fn of(web: &Web, client: &AuthorizedClient) -> Self {
         let rest = web.0.manager.subscribe();
         let first = rest.snapshot().map(Arc::clone).map(Update::Resync);
         Self { web: web.clone(), client: client.clone(), first, rest, shown: HashSet::new() }
@@ -429,7 +434,7 @@ impl ListWatch {
 
 /// The labels that the latest events of the list needed. All streams read them from the store once.
 #[derive(Debug, Default)]
-pub(super) struct ReadLabels(Mutex<VecDeque<Arc<LabelsAtEvent>>>);
+pub(super) struct LabelsCache(Mutex<VecDeque<Arc<LabelsAtEvent>>>);
 
 /// The labels of a conversation at an event of the list.
 #[derive(Debug)]
@@ -483,7 +488,8 @@ mod tests {
     #[test]
     fn merged_streams_take_turns_until_all_have_ended() {
         let waiting = stream::pending().boxed();
-        let mut merged = Merged(VecDeque::from([items("a", 3), waiting, items("b", 1), items("c", 2)]));
+        let mut merged =
+            MergedFeedStreams(VecDeque::from([items("a", 3), waiting, items("b", 1), items("c", 2)]));
         let mut names = Vec::new();
         while let Some(item) = merged.next().now_or_never() {
             let Some(FeedItem::Refused(id, _)) = item else { panic!("one stream still waits") };

@@ -17,11 +17,11 @@ use futures_util::future::BoxFuture;
 use serde::de::DeserializeOwned;
 
 use super::{
-    Access, Action, Client, Principal, Problem, Web, WebShared, feed,
+    Access, Action, AuthorizedClient, Principal, Problem, Web, WebShared, feed,
     front::files::encoded,
     requests::{action, check},
-    streams::Permit,
-    view::Lens,
+    streams::StreamPermit,
+    view::ConversationView,
 };
 use crate::{
     run::{Error, ErrorKind},
@@ -33,7 +33,7 @@ use crate::{
 /// A request that has passed the access control of its route.
 pub(super) struct WebRequest {
     pub(super) web: Web,
-    pub(super) client: Client,
+    pub(super) client: AuthorizedClient,
     /// The conversation and its labels. `None` on a route without a conversation. Also `None` if clients may choose ids
     /// and no conversation with this id exists yet.
     target: Option<(ConversationId, Labels)>,
@@ -46,11 +46,11 @@ pub(super) struct WebRequest {
     /// The path under which the router is nested.
     pub(super) base: Arc<str>,
     pub(super) parts: Parts,
-    /// The body, which a handler takes once. The mutex makes `Call` usable from several threads, because `Body` is not
+    /// The body, which a handler takes once. The mutex makes `WebRequest` usable from several threads, because `Body` is not
     /// `Sync`.
     body: Mutex<Body>,
     /// Counts the bytes of the body among the bytes in work.
-    held: Option<Permit>,
+    held: Option<StreamPermit>,
 }
 
 impl WebRequest {
@@ -141,7 +141,7 @@ impl WebRequest {
     }
 
     /// Returns the view of a conversation that clients get.
-    pub(super) fn lens(&self, id: &ConversationId) -> Lens {
+    pub(super) fn lens(&self, id: &ConversationId) -> ConversationView {
         self.web.0.view.of(format!("{}/conversations/{id}/files", self.base))
     }
 
@@ -227,7 +227,7 @@ impl WebRequest {
 
 impl Web {
     /// Returns the sender of a request.
-    pub(crate) async fn identify(&self, parts: &Parts) -> Result<Client, Problem> {
+    pub(crate) async fn identify(&self, parts: &Parts) -> Result<AuthorizedClient, Problem> {
         let principal = self.0.hooks.access.principal(parts).await.map_err(|challenge| {
             Problem::new(StatusCode::UNAUTHORIZED, "unauthenticated", "The request is not authenticated.")
                 .with_challenge(challenge.0)
@@ -236,9 +236,9 @@ impl Web {
     }
 
     /// Returns the client with this principal.
-    pub(super) fn client(&self, principal: Principal) -> Client {
+    pub(super) fn client(&self, principal: Principal) -> AuthorizedClient {
         let WebShared { manager, hooks, limits, draining, .. } = &*self.0;
-        Client {
+        AuthorizedClient {
             principal,
             manager: manager.clone(),
             permissions: Arc::<dyn Access>::clone(&hooks.access),
@@ -279,7 +279,7 @@ async fn base(parts: &mut Parts) -> Arc<str> {
 }
 
 /// A handler of a route.
-pub(super) type Handler = fn(WebRequest) -> BoxFuture<'static, Result<Response, Problem>>;
+pub(super) type RouteHandler = fn(WebRequest) -> BoxFuture<'static, Result<Response, Problem>>;
 
 /// The time after which a client may try again, in responses with the status 429 or 503.
 pub(super) const RETRY: Duration = Duration::from_secs(5);

@@ -19,9 +19,9 @@ use serde::Serialize;
 
 use super::{
     Action, Problem, Web,
-    feed::{self, Positions, WatchedConversation},
+    feed::{self, SessionEventPositions, WatchedConversation},
     front::files::{attachments, stored},
-    gate::{Handler, WebRequest},
+    gate::{RouteHandler, WebRequest},
     guard::guard,
     pages::visible,
     requests::{
@@ -31,7 +31,7 @@ use super::{
     },
 };
 use crate::{
-    manager::{Approval, Description, Listed},
+    manager::{Approval, Listed, TitleOrLabels},
     message::{MessageId, Source, Timestamp, Usage},
     run::Prompt,
     schema,
@@ -46,7 +46,7 @@ pub(super) struct Route {
     pub(super) method: Method,
     pub(super) path: &'static str,
     pub(super) action: Action,
-    pub(super) handler: Handler,
+    pub(super) handler: RouteHandler,
 }
 
 macro_rules! routes {
@@ -221,10 +221,10 @@ pub(super) async fn command(mut call: WebRequest) -> Result<Response, Problem> {
             manager.decide_all(id, turn, decisions, by, check).await?;
         }
         SessionCommand::Title { title } => {
-            manager.describe(id, Description::Title(title), check).await?;
+            manager.describe(id, TitleOrLabels::Title(title), check).await?;
         }
         SessionCommand::Labels { labels } => {
-            manager.describe(id, Description::Labels(labels), check).await?;
+            manager.describe(id, TitleOrLabels::Labels(labels), check).await?;
         }
         command => {
             if let SessionCommand::Model { model } = &command {
@@ -345,10 +345,12 @@ pub(super) async fn file(call: WebRequest) -> Result<Response, Problem> {
 }
 
 /// Returns the positions after which the client continues a stream. Without the header, no conversation has a position.
-fn last_event(call: &WebRequest) -> Result<Positions, Problem> {
+fn last_event(call: &WebRequest) -> Result<SessionEventPositions, Problem> {
     match call.parts.headers.get("last-event-id") {
-        None => Ok(Positions::default()),
-        Some(text) => text.to_str().ok().and_then(Positions::parse).ok_or_else(Problem::invalid_position),
+        None => Ok(SessionEventPositions::default()),
+        Some(text) => {
+            text.to_str().ok().and_then(SessionEventPositions::parse).ok_or_else(Problem::invalid_position)
+        }
     }
 }
 

@@ -21,22 +21,22 @@ use crate::{
 
 /// The load of all principals. An entry exists only while the principal has a permit.
 #[derive(Debug, Default)]
-pub(super) struct Loads(Mutex<Counts>);
+pub(super) struct PrincipalLoads(Mutex<PrincipalLoadCounts>);
 
 #[derive(Debug, Default)]
-struct Counts {
-    all: Load,
-    of: HashMap<Principal, Load>,
+struct PrincipalLoadCounts {
+    all: PrincipalLoad,
+    of: HashMap<Principal, PrincipalLoad>,
 }
 
 /// The open streams, and the bytes of bodies that are being received or processed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct Load {
+struct PrincipalLoad {
     streams: usize,
     bytes: usize,
 }
 
-impl Load {
+impl PrincipalLoad {
     fn plus(self, more: Self) -> Self {
         Self { streams: self.streams + more.streams, bytes: self.bytes + more.bytes }
     }
@@ -51,19 +51,19 @@ impl Load {
 }
 
 /// The maximum lifetime of a stream. When it is over, the stream ends, so that the client's access is checked again.
-pub(super) type Lifetime = Pin<Box<Sleep>>;
+pub(super) type StreamLifetime = Pin<Box<Sleep>>;
 
 /// The permit of an open stream, or of a body in work. When the permit is dropped, its load no longer counts.
 #[derive(Debug)]
-pub(crate) struct Permit {
-    loads: Arc<Loads>,
+pub(crate) struct StreamPermit {
+    loads: Arc<PrincipalLoads>,
     principal: Principal,
-    held: Load,
+    held: PrincipalLoad,
 }
 
-impl Permit {
+impl StreamPermit {
     /// Adds this load, unless it exceeds the limit of the principal or of all. Returns whether it was added.
-    fn add(&mut self, more: Load, own: Load, all: Load) -> bool {
+    fn add(&mut self, more: PrincipalLoad, own: PrincipalLoad, all: PrincipalLoad) -> bool {
         let mut counts = lock(&self.loads.0);
         let of_all = counts.all.plus(more);
         let of_own = counts.of.get(&self.principal).copied().unwrap_or_default().plus(more);
@@ -77,13 +77,13 @@ impl Permit {
     }
 }
 
-impl Drop for Permit {
+impl Drop for StreamPermit {
     fn drop(&mut self) {
         let mut counts = lock(&self.loads.0);
         counts.all = counts.all.minus(self.held);
         if let Some(own) = counts.of.get_mut(&self.principal) {
             *own = own.minus(self.held);
-            if *own == Load::default() {
+            if *own == PrincipalLoad::default() {
                 counts.of.remove(&self.principal);
             }
         }
@@ -92,7 +92,7 @@ impl Drop for Permit {
 
 impl WebRequest {
     /// Counts a stream of the principal: see [`Web::open_stream`].
-    pub(super) fn open_stream(&self) -> Result<Permit, Problem> {
+    pub(super) fn open_stream(&self) -> Result<StreamPermit, Problem> {
         self.web.open_stream(&self.client.principal)
     }
 }
@@ -100,7 +100,7 @@ impl WebRequest {
 impl Web {
     /// Returns the lifetime of a stream that begins now. Lifetimes differ by up to 10 %, so that streams that began
     /// together do not end together.
-    pub(super) fn lifetime(&self) -> Lifetime {
+    pub(super) fn lifetime(&self) -> StreamLifetime {
         let share = 0.9 + 0.2 * f64::from(rand::random::<u8>()) / 255.0;
         Box::pin(sleep(scaled(self.0.limits.stream_lifetime, share)))
     }
@@ -111,17 +111,20 @@ impl Web {
     }
 
     /// Adds a load to a permit of this web.
-    fn load(&self, permit: &mut Permit, more: Load) -> bool {
+    fn load(&self, permit: &mut StreamPermit, more: PrincipalLoad) -> bool {
         let limits = &self.0.limits;
         // A body of the greatest size must be possible while there is no other.
         let bytes = |limit: usize| limit.max(limits.command_body).max(limits.body);
-        let own = Load { streams: limits.streams_per_principal, bytes: bytes(limits.bodies_per_principal) };
-        permit.add(more, own, Load { streams: limits.streams, bytes: bytes(limits.bodies) })
+        let own = PrincipalLoad {
+            streams: limits.streams_per_principal,
+            bytes: bytes(limits.bodies_per_principal),
+        };
+        permit.add(more, own, PrincipalLoad { streams: limits.streams, bytes: bytes(limits.bodies) })
     }
 
-    fn permit(&self, principal: &Principal) -> Permit {
+    fn permit(&self, principal: &Principal) -> StreamPermit {
         let (loads, principal) = (Arc::clone(&self.0.loads), principal.clone());
-        Permit { loads, principal, held: Load::default() }
+        StreamPermit { loads, principal, held: PrincipalLoad::default() }
     }
 
     /// Counts a stream of the principal.
@@ -129,12 +132,12 @@ impl Web {
     /// # Errors
     ///
     /// Fails if the server is about to stop, or if too many streams are open.
-    pub(crate) fn open_stream(&self, principal: &Principal) -> Result<Permit, Problem> {
+    pub(crate) fn open_stream(&self, principal: &Principal) -> Result<StreamPermit, Problem> {
         if self.is_draining() {
             return Err(Problem::draining());
         }
         let mut permit = self.permit(principal);
-        if !self.load(&mut permit, Load { streams: 1, bytes: 0 }) {
+        if !self.load(&mut permit, PrincipalLoad { streams: 1, bytes: 0 }) {
             let problem = Problem::new(
                 StatusCode::TOO_MANY_REQUESTS,
                 "too-many-streams",
@@ -155,7 +158,7 @@ impl Web {
         principal: &Principal,
         body: Body,
         limit: usize,
-    ) -> Result<(Vec<u8>, Permit), Problem> {
+    ) -> Result<(Vec<u8>, StreamPermit), Problem> {
         let (mut permit, mut bytes) = (self.permit(principal), Vec::new());
         let mut pieces = body.into_data_stream();
         while let Some(piece) = pieces.next().await {
@@ -163,7 +166,7 @@ impl Web {
             if bytes.len() + piece.len() > limit {
                 return Err(Problem::too_large(limit));
             }
-            if !self.load(&mut permit, Load { streams: 0, bytes: piece.len() }) {
+            if !self.load(&mut permit, PrincipalLoad { streams: 0, bytes: piece.len() }) {
                 let title = "Too many large requests are being processed. Try again later.";
                 let problem = Problem::new(StatusCode::TOO_MANY_REQUESTS, "too-many-bodies", title);
                 return Err(problem.with_retry_after(RETRY));

@@ -4,7 +4,7 @@ use std::sync::{Arc, LazyLock};
 
 use serde_json::{Map, Value};
 
-use super::front::files::{Files, MAX_INLINE};
+use super::front::files::{ClientFileForm, MAX_INLINE};
 use crate::{
     agent::{Event, Snapshot, StateView},
     message::{
@@ -59,29 +59,29 @@ impl View {
 
     /// Returns the form of a conversation's files in this view. `base` is the address of the files. `most` is the
     /// greatest size of a file if files stay inside the messages.
-    pub(super) const fn files(&self, base: String, most: usize) -> Files {
-        Files { base: Some(base), limit: if self.inline_files { most } else { MAX_INLINE } }
+    pub(super) const fn files(&self, base: String, most: usize) -> ClientFileForm {
+        ClientFileForm { base: Some(base), limit: if self.inline_files { most } else { MAX_INLINE } }
     }
 
     /// Returns this view of one conversation. `files` is the address of the conversation's files.
-    pub(super) const fn of(&self, files: String) -> Lens {
-        Lens { everything: self.everything, files: self.files(files, usize::MAX), answer: None }
+    pub(super) const fn of(&self, files: String) -> ConversationView {
+        ConversationView { everything: self.everything, files: self.files(files, usize::MAX), answer: None }
     }
 }
 
 /// A view of one conversation.
 #[derive(Debug)]
-pub(super) struct Lens {
+pub(super) struct ConversationView {
     everything: bool,
-    files: Files,
+    files: ClientFileForm,
     /// The id of the response that is being streamed.
     answer: Option<MessageId>,
 }
 
-type SessionUpdate = Update<SessionSnapshot, SessionEvent>;
+type ViewedSessionUpdate = Update<SessionSnapshot, SessionEvent>;
 
-impl Lens {
-    pub(super) fn update(&mut self, update: SessionUpdate) -> SessionUpdate {
+impl ConversationView {
+    pub(super) fn update(&mut self, update: ViewedSessionUpdate) -> ViewedSessionUpdate {
         match update {
             Update::Event(Numbered { id, event }) => {
                 let event = match self.event(&event) {

@@ -5,13 +5,16 @@ use std::{borrow::Cow, sync::Arc, time::Duration};
 
 use serde::{Deserialize, Serialize};
 
-use super::{Core, fresh::Waited, known, tools::idempotency_key};
+use super::{AgentCore, fresh::PastPauseIds, known, tools::idempotency_key};
 use crate::{
     agent::{
         Decided, PendingUse, Prompt, Status, TurnRecord, UnreadableTurn,
         decision::MAX_NAMED,
         durable::FORMAT,
-        phase::{AfterEvent, Between, Op, Phase, Recovering, Slot, Stage, ToolAnswer, Turn, Working},
+        phase::{
+            AgentPhase, AgentTurnStage, DecisionOrPause, EventContinuation, OpNumber, ToolUseSlot, Turn,
+            TurnContinuation, TurnRecoveryStage, WorkingHistory,
+        },
     },
     json,
     message::{History, ToolResult, ToolUse, ToolUseId, TurnId, answer_open_tool_uses},
@@ -19,8 +22,8 @@ use crate::{
 
 /// The recorded form of the core, as JSON: a turn and its stage, or the time between two turns of a run.
 #[derive(Serialize, Deserialize)]
-struct BareCore<'a> {
-    op: Op,
+struct AgentCoreRecord<'a> {
+    op: OpNumber,
     run: u32,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     first_turn: Option<TurnId>,
@@ -31,9 +34,9 @@ struct BareCore<'a> {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     turn: Option<Cow<'a, Turn>>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    stage: Option<Cow<'a, Stage>>,
+    stage: Option<Cow<'a, AgentTurnStage>>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    between: Option<Cow<'a, Between>>,
+    between: Option<Cow<'a, TurnContinuation>>,
     /// The name of the model that the turn's prompt selects, if it selects one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     model: Option<Cow<'a, str>>,
@@ -45,25 +48,25 @@ struct BareCore<'a> {
 
 // ---- writing ----
 
-impl Core {
+impl AgentCore {
     /// Returns the record of the turn in flight. It contains the messages that no earlier record contains. Returns `None`
     /// if no recorded turn is in flight.
     pub(in crate::agent) fn record(&mut self) -> Option<TurnRecord> {
         let origin = self.phase.origin().filter(|_| self.phase.is_recorded())?;
         let turn = self.phase.turn();
         let between = match &self.phase {
-            Phase::Noticing { then: AfterEvent::Continue(between), .. } => Some(&**between),
+            AgentPhase::Noticing { then: EventContinuation::Continue(between), .. } => Some(&**between),
             _ => None,
         };
         let id = turn.map(|turn| turn.id).or(between.map(|between| between.turn))?;
-        let withdrawn = self.withdrawn().map(|tools| Stage::Deciding { tools: Box::new(tools) });
+        let withdrawn = self.withdrawn().map(|tools| AgentTurnStage::Deciding { tools: Box::new(tools) });
         let (stage, spent) = match self.phase.stage() {
-            Some(Stage::Recovering(recovering)) => (Some(&recovering.stage), recovering.spent),
+            Some(AgentTurnStage::Recovering(recovering)) => (Some(&recovering.stage), recovering.spent),
             stage => (stage, Duration::ZERO),
         };
         let stage = withdrawn.as_ref().or(stage);
-        let early = stage.and_then(Stage::unreported).map(|tools| &tools.early[..]);
-        let bare = BareCore {
+        let early = stage.and_then(AgentTurnStage::unreported).map(|tools| &tools.early[..]);
+        let bare = AgentCoreRecord {
             op: self.last_op,
             run: self.runs,
             first_turn: self.first_turn,
@@ -76,12 +79,12 @@ impl Core {
             decided: early.unwrap_or_default().into(),
         };
         let core = serde_json::to_string(&bare).expect("the core has a JSON form");
-        let results = stage.map_or(0, Stage::results);
+        let results = stage.map_or(0, AgentTurnStage::results);
         let mut record = TurnRecord::new(FORMAT, id, core)
             .with_waiting(waiting(&self.phase))
             .with_prompts(self.known.clone())
             .with_spent(spent);
-        if let Phase::InTurn { turn, .. } = &mut self.phase {
+        if let AgentPhase::InTurn { turn, .. } = &mut self.phase {
             let (keep, append, has_progressed) = turn.working.record(results);
             (record.keep, record.append) = (u32::try_from(keep).unwrap_or(u32::MAX), append);
             self.lives = if has_progressed { 0 } else { self.lives };
@@ -92,8 +95,8 @@ impl Core {
 
 /// Returns the tool uses that wait for decisions. A pause that is about to be reported counts too. A pause of a sub-agent
 /// that is a session is stored by this session.
-fn waiting(phase: &Phase) -> Vec<PendingUse> {
-    let pauses: Vec<_> = match phase.stage().and_then(Stage::unreported) {
+fn waiting(phase: &AgentPhase) -> Vec<PendingUse> {
+    let pauses: Vec<_> = match phase.stage().and_then(AgentTurnStage::unreported) {
         Some(tools) => tools.undecided().collect(),
         None => phase.pauses().collect(),
     };
@@ -107,7 +110,7 @@ fn waiting(phase: &Phase) -> Vec<PendingUse> {
 // ---- reading ----
 
 /// A description of the problem that makes a record unreadable.
-type Damage = String;
+type RecordDamage = String;
 
 /// The highest number of an operation in a record. The numbers grow one by one, so only damage makes a higher one, and
 /// counting on from it could overflow.
@@ -115,12 +118,12 @@ const MAX_OP: u64 = 1 << 53;
 /// The highest other number in a record that grows one by one.
 const MAX_COUNT: u64 = 1 << 31;
 
-fn in_range(number: u64, max: u64) -> Result<(), Damage> {
+fn in_range(number: u64, max: u64) -> Result<(), RecordDamage> {
     if number <= max { Ok(()) } else { Err(format!("the number {number} is higher than {max}")) }
 }
 
 /// Checks a prompt that waits for a turn or a step.
-fn check_staged(prompt: &Prompt) -> Result<(), Damage> {
+fn check_staged(prompt: &Prompt) -> Result<(), RecordDamage> {
     if prompt.content.is_blank() {
         return Err("a staged prompt has no content".to_owned());
     }
@@ -128,8 +131,8 @@ fn check_staged(prompt: &Prompt) -> Result<(), Damage> {
 }
 
 /// Checks that the continuation can start the next turn.
-fn check_continuation(between: &Between, history: &History) -> Result<(), Damage> {
-    let Between { content, origin, step, .. } = between;
+fn check_continuation(between: &TurnContinuation, history: &History) -> Result<(), RecordDamage> {
+    let TurnContinuation { content, origin, step, .. } = between;
     if origin.max_steps.is_some_and(|max| *step >= max) {
         return Err(format!("another turn after {step} requests, {:?} allowed", origin.max_steps));
     }
@@ -139,7 +142,7 @@ fn check_continuation(between: &Between, history: &History) -> Result<(), Damage
     answer_open_tool_uses(history, content.clone()).map(drop).map_err(|error| error.to_string())
 }
 
-impl Core {
+impl AgentCore {
     /// Reads the sum of a turn's records. Returns the core and the name of the model of the turn's prompt, if the prompt
     /// has one. The restored core does nothing before [`take_up`](Core::take_up) is called.
     /// `history` is the history to which the turn's messages are added. `fallback` is the history that is restored if
@@ -165,9 +168,9 @@ impl TurnRecord {
     /// If the turn waits for nothing but decisions about tools of sub-agents that are sessions, returns the idempotency
     /// keys of the calls of these sub-agents.
     pub(crate) fn delegated_calls(&self) -> Option<Vec<String>> {
-        let bare: BareCore<'_> = json::parse(&self.core).ok()?;
+        let bare: AgentCoreRecord<'_> = json::parse(&self.core).ok()?;
         let (turn, stage) = (bare.turn?, bare.stage.filter(|stage| stage.only_delegates())?);
-        let Stage::Executing { slots, .. } = &*stage else { return None };
+        let AgentTurnStage::Executing { slots, .. } = &*stage else { return None };
         let open = slots.iter().enumerate().filter(|(_, slot)| slot.result.is_none());
         Some(open.map(|(slot, _)| idempotency_key(self.turn, turn.step, slot)).collect())
     }
@@ -177,12 +180,12 @@ fn restore(
     record: TurnRecord,
     history: History,
     fallback: Option<History>,
-) -> Result<(Core, Option<String>), Damage> {
-    let bare: BareCore<'_> = json::parse(&record.core)?;
+) -> Result<(AgentCore, Option<String>), RecordDamage> {
+    let bare: AgentCoreRecord<'_> = json::parse(&record.core)?;
     in_range(bare.op, MAX_OP)?;
     let waited = bare.waited.len();
     bare.staged.iter().try_for_each(|prompt| check_staged(prompt))?;
-    let mut core = Core {
+    let mut core = AgentCore {
         fallback,
         staged: bare.staged.into_owned(),
         known: known::restored(&record.prompts),
@@ -190,8 +193,8 @@ fn restore(
         last_op: bare.op,
         runs: bare.run,
         first_turn: bare.first_turn,
-        waited: Waited::restored(bare.waited.into_owned()),
-        ..Core::new(history)
+        waited: PastPauseIds::restored(bare.waited.into_owned()),
+        ..AgentCore::new(history)
     };
     // No operation has the number 0. The real number is set when `handle_recovery` is called.
     core.phase = match (bare.turn, bare.stage, bare.between) {
@@ -200,7 +203,7 @@ fn restore(
             in_range(between.step.into(), MAX_COUNT)?;
             check_continuation(&between, &core.history)?;
             (between.turn, between.recorded) = (record.turn, true);
-            Phase::Noticing { op: 0, begun: true, then: AfterEvent::Continue(between) }
+            AgentPhase::Noticing { op: 0, begun: true, then: EventContinuation::Continue(between) }
         }
         (Some(turn), Some(stage), None) => {
             let (mut turn, mut stage) = (Box::new(turn.into_owned()), stage.into_owned());
@@ -215,20 +218,20 @@ fn restore(
             (turn.id, turn.recorded) = (record.turn, true);
             turn.waits = waited;
             turn.decisions.drain(..turn.decisions.len().saturating_sub(MAX_NAMED));
-            turn.working = Working::restored(&core.history, record.append, stage.results());
-            turn.refused = matches!(&stage, Stage::Failing { failure, .. } if failure.is_refusal());
+            turn.working = WorkingHistory::restored(&core.history, record.append, stage.results());
+            turn.refused = matches!(&stage, AgentTurnStage::Failing { failure, .. } if failure.is_refusal());
             stage.fill_in(&turn, bare.decided.into_owned())?;
-            let recovering = Recovering { stage, spent: record.spent };
-            Phase::InTurn { op: 0, turn, stage: Stage::Recovering(Box::new(recovering)) }
+            let recovering = TurnRecoveryStage { stage, spent: record.spent };
+            AgentPhase::InTurn { op: 0, turn, stage: AgentTurnStage::Recovering(Box::new(recovering)) }
         }
         _ => return Err("the turn and its stage do not fit together".to_owned()),
     };
     Ok((core, bare.model.map(Cow::into_owned)))
 }
 
-impl Stage {
+impl AgentTurnStage {
     /// Fills in the tool uses and the early decisions of a stage that was read.
-    fn fill_in(&mut self, turn: &Turn, early: Vec<Decided>) -> Result<(), Damage> {
+    fn fill_in(&mut self, turn: &Turn, early: Vec<Decided>) -> Result<(), RecordDamage> {
         let uses: Vec<_> = turn.working.all().open_tool_uses().cloned().collect();
         match self {
             Self::Deciding { tools } => {
@@ -256,12 +259,12 @@ impl Stage {
     }
 }
 
-fn fill_answers(answers: &mut [ToolAnswer], uses: &[ToolUse], turn: TurnId) -> Result<(), Damage> {
+fn fill_answers(answers: &mut [DecisionOrPause], uses: &[ToolUse], turn: TurnId) -> Result<(), RecordDamage> {
     if answers.len() > uses.len() {
         return Err(format!("{} answers for {} tool uses", answers.len(), uses.len()));
     }
     for (answer, tool_use) in answers.iter_mut().zip(uses) {
-        let ToolAnswer::Waits(pause, _) = answer else { continue };
+        let DecisionOrPause::Waits(pause, _) = answer else { continue };
         let pause = Arc::make_mut(pause);
         let mut own = tool_use.clone();
         if pause.input_replaced {
@@ -272,7 +275,11 @@ fn fill_answers(answers: &mut [ToolAnswer], uses: &[ToolUse], turn: TurnId) -> R
     Ok(())
 }
 
-fn fill_slots(slots: &mut [Slot], reviewed: &mut [ToolResult], uses: &[ToolUse]) -> Result<(), Damage> {
+fn fill_slots(
+    slots: &mut [ToolUseSlot],
+    reviewed: &mut [ToolResult],
+    uses: &[ToolUse],
+) -> Result<(), RecordDamage> {
     if slots.len() != uses.len() || reviewed.len() > uses.len() {
         return Err(format!("{} slots for {} tool uses", slots.len(), uses.len()));
     }

@@ -1,9 +1,9 @@
 //! The invariants of the core. They hold before and after each input.
 
-use super::Core;
-use crate::agent::phase::{Phase, Stage, Turn};
+use super::AgentCore;
+use crate::agent::phase::{AgentPhase, AgentTurnStage, Turn};
 
-impl Core {
+impl AgentCore {
     /// Checks the invariants. O(n).
     pub(in crate::agent) fn check(&self) -> Result<(), String> {
         self.history.check().map_err(|error| format!("committed history: {error}"))?;
@@ -11,12 +11,12 @@ impl Core {
         if status != self.emitted_status {
             return Err(format!("status {:?} was emitted, but it is {status:?}", self.emitted_status));
         }
-        let idle = matches!(self.phase, Phase::Idle);
+        let idle = matches!(self.phase, AgentPhase::Idle);
         if idle && (!self.staged.is_empty() || self.notices > 0) {
             return Err("something is queued although the agent is idle".into());
         }
-        let waits = Some(&Stage::Noticing { begun: false }) == self.phase.stage()
-            || matches!(self.phase, Phase::Noticing { begun: false, .. });
+        let waits = Some(&AgentTurnStage::Noticing { begun: false }) == self.phase.stage()
+            || matches!(self.phase, AgentPhase::Noticing { begun: false, .. });
         if waits && self.notices == 0 {
             return Err("handle_event is called without an event".into());
         }
@@ -27,12 +27,12 @@ impl Core {
             return Err("a fallback history without a turn".into());
         }
         match &self.phase {
-            Phase::InTurn { turn, stage, .. } => self.check_turn(turn, stage),
-            Phase::Idle | Phase::Noticing { .. } => Ok(()),
+            AgentPhase::InTurn { turn, stage, .. } => self.check_turn(turn, stage),
+            AgentPhase::Idle | AgentPhase::Noticing { .. } => Ok(()),
         }
     }
 
-    fn check_turn(&self, turn: &Turn, stage: &Stage) -> Result<(), String> {
+    fn check_turn(&self, turn: &Turn, stage: &AgentTurnStage) -> Result<(), String> {
         let working = turn.working.all();
         let pending = turn.working.pending_len();
         if working.len() != self.history.len() + pending
@@ -50,37 +50,37 @@ impl Core {
             return Err(format!("{} requests, {:?} allowed", turn.step, turn.origin.max_steps));
         }
         match stage {
-            Stage::Recovering(recovering) => return self.check_turn(turn, &recovering.stage),
-            Stage::Preparing
-            | Stage::Compacting { .. }
-            | Stage::Streaming { .. }
-            | Stage::Delaying { .. } => {
+            AgentTurnStage::Recovering(recovering) => return self.check_turn(turn, &recovering.stage),
+            AgentTurnStage::Preparing
+            | AgentTurnStage::Compacting { .. }
+            | AgentTurnStage::Streaming { .. }
+            | AgentTurnStage::Delaying { .. } => {
                 return turn.conversation().check_sendable().map_err(|error| format!("request: {error}"));
             }
-            Stage::Deciding { tools } | Stage::Paused { tools }
+            AgentTurnStage::Deciding { tools } | AgentTurnStage::Paused { tools }
                 if !working.open_tool_uses().eq(&tools.uses) =>
             {
                 return Err("the tool uses to decide on are not the open ones".into());
             }
-            Stage::Deciding { tools }
+            AgentTurnStage::Deciding { tools }
                 if tools.next().is_none() && !(turn.recorded && tools.pauses().next().is_some()) =>
             {
                 return Err("all tool uses have answers, but one is awaited".into());
             }
-            Stage::Paused { tools } if tools.next().is_some() || tools.pauses().next().is_none() => {
+            AgentTurnStage::Paused { tools } if tools.next().is_some() || tools.pauses().next().is_none() => {
                 return Err("the turn is paused, but no tool use waits or one was not asked about".into());
             }
-            Stage::Executing { slots, questions }
+            AgentTurnStage::Executing { slots, questions }
                 if questions.iter().any(|question| {
                     slots.get(question.slot).is_none_or(|slot| !slot.runs || slot.result.is_some())
                 }) =>
             {
                 return Err("a question waits, but its tool does not run".into());
             }
-            Stage::Executing { slots, .. } if slots.iter().all(|slot| slot.result.is_some()) => {
+            AgentTurnStage::Executing { slots, .. } if slots.iter().all(|slot| slot.result.is_some()) => {
                 return Err("the stage waits for tools that have finished".into());
             }
-            Stage::Reviewing { slots, reviewed }
+            AgentTurnStage::Reviewing { slots, reviewed }
                 if reviewed.len() >= slots.len()
                     || slots[reviewed.len()..].iter().any(|slot| slot.result.is_none()) =>
             {

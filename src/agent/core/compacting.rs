@@ -3,16 +3,16 @@
 
 use std::{sync::Arc, time::Duration};
 
-use super::{Call, Context, Core, Effect, user_message};
+use super::{AgentCore, AgentEffect, CallbackCall, CoreContext, user_message};
 use crate::{
     agent::{
         Compact, CompactHow, Config, Event, Failure,
-        compaction::{CompactionPolicy, Compactor, times},
-        phase::{Compacted, CompactionPlan, Op, Stage, StepRemains, Turn, in_stage},
+        compaction::{CompactionPolicy, ResolvedCompaction, times},
+        phase::{AgentTurnStage, CompactionPlan, CompactionStatus, OpNumber, Turn, UnfinishedStep, in_stage},
     },
     message::{
-        ClearedFor, Compaction, CompactionTrigger, Content, History, Message, MessageId, Purpose, RequestEnd,
-        Role, Text, Timestamp, Usage, UsageRow, cleared, text_tokens,
+        ClearingReason, Compaction, CompactionTrigger, Content, History, Message, MessageId, Purpose,
+        RequestEnd, Role, Text, Timestamp, Usage, UsageRow, cleared, text_tokens,
     },
     provider::{Delta, Model, ProviderError, ProviderErrorKind, StopReason, estimated_tokens, room},
     run::{Error, ErrorKind},
@@ -43,10 +43,10 @@ conversation begins with a summary, include what still matters of it. Use no too
 
 const CUT_OFF: &str = "[The oldest messages are not shown, because they do not fit.]";
 
-impl Core {
+impl AgentCore {
     /// Calls `prepare_step` for the turn's next request. If the conversation is too large, it is compacted before. The
     /// turn's number of requests already includes this request.
-    pub(super) fn prepare(&mut self, mut turn: Box<Turn>, cx: &mut Context<'_>) {
+    pub(super) fn prepare(&mut self, mut turn: Box<Turn>, cx: &mut CoreContext<'_>) {
         turn.step_start = turn.working.pending_len();
         match plan(&turn, &WhyCompact::NextRequest, cx) {
             Some(plan) => self.compact(turn, plan, cx),
@@ -60,8 +60,8 @@ impl Core {
         &mut self,
         mut turn: Box<Turn>,
         failure: &Failure,
-        void: impl FnOnce(&mut Turn, &mut Context<'_>),
-        cx: &mut Context<'_>,
+        void: impl FnOnce(&mut Turn, &mut CoreContext<'_>),
+        cx: &mut CoreContext<'_>,
     ) -> Option<Box<Turn>> {
         let is_overflow =
             matches!(failure, Failure::Provider { error } if error.kind == ProviderErrorKind::ContextTooLong);
@@ -81,8 +81,8 @@ impl Core {
         None
     }
 
-    pub(super) fn compact(&mut self, mut turn: Box<Turn>, plan: CompactionPlan, cx: &mut Context<'_>) {
-        turn.compacted = Compacted::Once;
+    pub(super) fn compact(&mut self, mut turn: Box<Turn>, plan: CompactionPlan, cx: &mut CoreContext<'_>) {
+        turn.compacted = CompactionStatus::Once;
         let (trigger, tokens) = (plan.trigger, plan.size);
         cx.emit(Event::CompactionStart { trigger, tokens, turn: turn.id, run: turn.run });
         match plan.ready.clone() {
@@ -91,14 +91,14 @@ impl Core {
         }
     }
 
-    fn summarise(&mut self, turn: Box<Turn>, plan: Box<CompactionPlan>, cx: &mut Context<'_>) {
-        let op = self.enter(turn, Stage::Compacting { fold: Box::default(), plan });
-        cx.push(Effect::Summarise(op));
+    fn summarise(&mut self, turn: Box<Turn>, plan: Box<CompactionPlan>, cx: &mut CoreContext<'_>) {
+        let op = self.enter(turn, AgentTurnStage::Compacting { fold: Box::default(), plan });
+        cx.push(AgentEffect::Summarise(op));
     }
 
     /// Processes a delta of a summary, if one is being written.
-    pub(super) fn summary_delta(&mut self, op: Op, delta: &Delta, cx: &mut Context<'_>) {
-        let Some((turn, Stage::Compacting { fold, .. })) = self.phase.awaited(op) else { return };
+    pub(super) fn summary_delta(&mut self, op: OpNumber, delta: &Delta, cx: &mut CoreContext<'_>) {
+        let Some((turn, AgentTurnStage::Compacting { fold, .. })) = self.phase.awaited(op) else { return };
         if let Delta::Retry { .. } = delta {
             if fold.blocks().is_empty() {
                 let model = fold.message().model.clone();
@@ -111,8 +111,8 @@ impl Core {
     }
 
     /// Processes the end of the stream of a summary, if one is being written.
-    pub(super) fn summary_ended(&mut self, op: Op, cx: &mut Context<'_>) {
-        let compacting = in_stage!(Stage::Compacting { fold, plan } => (fold, plan));
+    pub(super) fn summary_ended(&mut self, op: OpNumber, cx: &mut CoreContext<'_>) {
+        let compacting = in_stage!(AgentTurnStage::Compacting { fold, plan } => (fold, plan));
         let Some((mut turn, (fold, mut plan))) = self.phase.take_awaited(op, compacting) else { return };
         let (usage, model) = (fold.usage(), fold.message().model.clone());
         let completion = match fold.message().stop_reason {
@@ -147,7 +147,7 @@ impl Core {
         mut turn: Box<Turn>,
         mut plan: Box<CompactionPlan>,
         failure: Failure,
-        cx: &mut Context<'_>,
+        cx: &mut CoreContext<'_>,
     ) {
         let is_free = |(_, model): &(u8, &Model)| (cx.replay)(model) != Replay::Never;
         let next = turn.next_writers(&plan, &failure, cx.config).find(is_free).map(|(index, _)| index);
@@ -160,7 +160,7 @@ impl Core {
             return self.end_compaction(turn, Some(failure), false, cx);
         }
         match plan.refused.clone() {
-            Some(refused) => self.recover(turn, refused, StepRemains::default(), cx),
+            Some(refused) => self.recover(turn, refused, UnfinishedStep::default(), cx),
             None => self.prepare_step(turn, cx),
         }
     }
@@ -174,7 +174,7 @@ impl Core {
         (is_summary, text): (bool, String),
         model: Option<String>,
         usage: &Usage,
-        cx: &mut Context<'_>,
+        cx: &mut CoreContext<'_>,
     ) {
         let mut own = Compaction::new(plan.trigger);
         (own.is_summary, own.kept, own.cleared) = (is_summary, plan.kept, plan.cleared);
@@ -198,17 +198,17 @@ impl Core {
     }
 
     /// Reports the usage of a request for a summary that is cut off, if there is one.
-    pub(super) fn cut_summary(&mut self, end: RequestEnd, cx: &mut Context<'_>) {
-        if let Some((turn, Stage::Compacting { fold, .. })) = self.phase.in_turn() {
+    pub(super) fn cut_summary(&mut self, end: RequestEnd, cx: &mut CoreContext<'_>) {
+        if let Some((turn, AgentTurnStage::Compacting { fold, .. })) = self.phase.in_turn() {
             let model = fold.message().model.clone();
             spend(turn, fold.take_usage(), model, end, cx);
         }
     }
 
-    pub(super) fn prepare_step(&mut self, mut turn: Box<Turn>, cx: &mut Context<'_>) {
+    pub(super) fn prepare_step(&mut self, mut turn: Box<Turn>, cx: &mut CoreContext<'_>) {
         turn.step_start = turn.working.pending_len();
-        let op = self.enter(turn, Stage::Preparing);
-        cx.push(Effect::Call(op, Call::PrepareStep));
+        let op = self.enter(turn, AgentTurnStage::Preparing);
+        cx.push(AgentEffect::Call(op, CallbackCall::PrepareStep));
     }
 }
 
@@ -218,7 +218,7 @@ pub(super) fn spend(
     usage: Usage,
     model: Option<String>,
     end: RequestEnd,
-    cx: &mut Context<'_>,
+    cx: &mut CoreContext<'_>,
 ) {
     turn.usage += usage;
     if !usage.is_zero() {
@@ -252,9 +252,9 @@ impl Turn {
         &mut self,
         plan: &CompactionPlan,
         failure: &Failure,
-        cx: &mut Context<'_>,
+        cx: &mut CoreContext<'_>,
     ) {
-        self.compacted = Compacted::Failed;
+        self.compacted = CompactionStatus::Failed;
         if plan.refused.is_some() {
             // The announced repetition was not made, so it does not count towards the limit of requests.
             self.origin.max_steps = self.origin.max_steps.map(|max| max.saturating_add(1));
@@ -304,7 +304,7 @@ impl Turn {
 }
 
 /// A message that the next request contains if nothing is compacted.
-struct SentMessage<'a> {
+struct MeasuredMessage<'a> {
     index: usize,
     message: &'a Arc<Message>,
     tokens: u64,
@@ -324,8 +324,8 @@ pub(super) enum WhyCompact<'a> {
 
 /// Returns the plan of a compaction for this reason. Returns `None` if no compaction is due, or if it would change
 /// nothing.
-pub(super) fn plan(turn: &Turn, why: &WhyCompact<'_>, cx: &Context<'_>) -> Option<CompactionPlan> {
-    let Compactor { policy, .. } = cx.config.compactor()?;
+pub(super) fn plan(turn: &Turn, why: &WhyCompact<'_>, cx: &CoreContext<'_>) -> Option<CompactionPlan> {
+    let ResolvedCompaction { policy, .. } = cx.config.compactor()?;
     let refused = if let WhyCompact::Refusal(failure) = why { Some(*failure) } else { None };
     let model = match why {
         WhyCompact::EndOfRun => &cx.config.model,
@@ -333,9 +333,9 @@ pub(super) fn plan(turn: &Turn, why: &WhyCompact<'_>, cx: &Context<'_>) -> Optio
     };
     let room = turn.room(model, cx.config);
     let may_compact = match turn.compacted {
-        Compacted::No => refused.is_some() || room.is_some(),
-        Compacted::NotBySize => refused.is_some(),
-        Compacted::Once | Compacted::Failed => false,
+        CompactionStatus::No => refused.is_some() || room.is_some(),
+        CompactionStatus::NotBySize => refused.is_some(),
+        CompactionStatus::Once | CompactionStatus::Failed => false,
     };
     if !may_compact {
         return None;
@@ -369,7 +369,11 @@ pub(super) fn plan(turn: &Turn, why: &WhyCompact<'_>, cx: &Context<'_>) -> Optio
 }
 
 /// Returns the plan of a requested compaction of the committed history, which is the history of `turn`.
-pub(super) fn requested(turn: &Turn, compact: &Compact, cx: &Context<'_>) -> Result<CompactionPlan, Error> {
+pub(super) fn requested(
+    turn: &Turn,
+    compact: &Compact,
+    cx: &CoreContext<'_>,
+) -> Result<CompactionPlan, Error> {
     let all = turn.working.all();
     let refuse = |reason: &str| {
         let text = format!("the conversation cannot be compacted: {reason}");
@@ -409,7 +413,7 @@ pub(super) fn requested(turn: &Turn, compact: &Compact, cx: &Context<'_>) -> Res
 }
 
 /// Returns whether the provider keeps the conversation itself, because its requests have effects.
-fn keeps_conversation(turn: &Turn, cx: &Context<'_>) -> bool {
+fn keeps_conversation(turn: &Turn, cx: &CoreContext<'_>) -> bool {
     let summaries = cx.config.compactor().and_then(|compactor| compactor.model.as_ref());
     let mut models = summaries.into_iter().chain([turn.model_in(cx.config)]);
     models.any(|model| (cx.replay)(model) == Replay::Never)
@@ -457,16 +461,16 @@ fn planned(
         _ => (0, None),
     };
     let whole_from = old.map_or(0, |(_, _, (_, whole))| whole);
-    let sent: Vec<SentMessage<'_>> = (start..end)
+    let sent: Vec<MeasuredMessage<'_>> = (start..end)
         .filter_map(|index| Some((index, before.get(index)?)))
         .filter(|(_, message)| message.compaction.is_none())
         .map(|(index, message)| {
-            let bare = cleared(message, ClearedFor::Room).estimated_tokens();
+            let bare = cleared(message, ClearingReason::Room).estimated_tokens();
             let tokens = if index < whole_from { bare } else { message.estimated_tokens() };
-            SentMessage { index, message, tokens, bare }
+            MeasuredMessage { index, message, tokens, bare }
         })
         .collect();
-    let tokens = |sent: &[SentMessage<'_>]| sent.iter().map(|own| own.tokens).sum::<u64>();
+    let tokens = |sent: &[MeasuredMessage<'_>]| sent.iter().map(|own| own.tokens).sum::<u64>();
     let index = |place: usize| sent.get(place).map_or(end, |own| own.index);
     let count = |from: usize, to: usize| u32::try_from(to - from).unwrap_or(u32::MAX);
 
@@ -518,7 +522,7 @@ fn planned(
 /// Returns the place of the first message that is sent unchanged. This is the prompt of the oldest turn to keep, or a
 /// later answer if the messages from this prompt on have more than `limit` tokens. `prompt_follows` states whether the
 /// prompt of the turn in flight follows the messages.
-fn tail(sent: &[SentMessage<'_>], kept_turns: u32, prompt_follows: bool, limit: u64) -> usize {
+fn tail(sent: &[MeasuredMessage<'_>], kept_turns: u32, prompt_follows: bool, limit: u64) -> usize {
     // The prompt of the turn in flight is always kept.
     let turns = if prompt_follows { kept_turns.saturating_sub(1) } else { kept_turns.max(1) };
     let prompts = sent.iter().enumerate().rev().filter(|(_, own)| own.message.is_prompt());
@@ -526,7 +530,7 @@ fn tail(sent: &[SentMessage<'_>], kept_turns: u32, prompt_follows: bool, limit: 
         Some(earlier) => prompts.map(|(place, _)| place).nth(earlier as usize).unwrap_or(0),
         None => sent.len(),
     };
-    let is_answer = |own: &SentMessage<'_>| own.message.role == Role::Assistant;
+    let is_answer = |own: &MeasuredMessage<'_>| own.message.role == Role::Assistant;
     let Some(last) = sent.iter().rposition(is_answer) else { return oldest };
     let oldest = oldest.min(last);
     let mut tokens = 0;
@@ -550,7 +554,7 @@ fn fitting(history: &History, limit: u64) -> History {
     let last = history.iter().rposition(|message| message.role == Role::Assistant);
     let shortened = |(index, message): (usize, &Arc<Message>)| match last {
         Some(last) if last == index => Arc::clone(message),
-        _ => Arc::new(cleared(message, ClearedFor::Room)),
+        _ => Arc::new(cleared(message, ClearingReason::Room)),
     };
     let bare: Vec<Arc<Message>> = history.iter().enumerate().map(shortened).collect();
     let mut tokens = 0;

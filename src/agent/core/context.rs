@@ -5,7 +5,7 @@ use std::{sync::Arc, time::Duration};
 use crate::{
     agent::{
         Config, Durable, Event, Failure, Recovery, Response,
-        phase::{Op, SlotCall},
+        phase::{OpNumber, ToolDispatch},
     },
     message::{Timestamp, ToolResult, ToolUse, ToolUseId, TurnId},
     provider::Model,
@@ -14,7 +14,7 @@ use crate::{
 };
 
 /// The values that one input can read, and the list of the input's effects.
-pub(in crate::agent) struct Context<'a> {
+pub(in crate::agent) struct CoreContext<'a> {
     /// Returns the time for new messages. The field is a function because most inputs, especially deltas, create no
     /// message and need no time.
     pub(in crate::agent) now: &'a dyn Fn() -> Timestamp,
@@ -33,10 +33,10 @@ pub(in crate::agent) struct Context<'a> {
     /// Returns the reason why no run may start now, if there is one.
     pub(in crate::agent) hold: &'a dyn Fn() -> Option<String>,
     /// The actions for the shell, in order.
-    pub(in crate::agent) effects: Vec<Effect>,
+    pub(in crate::agent) effects: Vec<AgentEffect>,
 }
 
-impl Context<'_> {
+impl CoreContext<'_> {
     pub(super) fn now(&self) -> Timestamp {
         (self.now)()
     }
@@ -46,43 +46,43 @@ impl Context<'_> {
         self.tools.requires_approval(tool) || self.config.requires_approval(tool)
     }
 
-    pub(super) fn push(&mut self, effect: Effect) {
+    pub(super) fn push(&mut self, effect: AgentEffect) {
         self.effects.push(effect);
     }
 
     /// Performs an effect. If `recorded` is true, records the state first, and holds the effect until this record is
     /// stored.
-    pub(super) fn gate(&mut self, recorded: bool, effect: Effect) {
+    pub(super) fn gate(&mut self, recorded: bool, effect: AgentEffect) {
         if recorded {
-            self.push(Effect::Record);
+            self.push(AgentEffect::Record);
         }
         self.hold_back(recorded, effect);
     }
 
     /// Performs an effect. If `recorded` is true, holds the effect until the last record is stored.
-    pub(super) fn hold_back(&mut self, recorded: bool, effect: Effect) {
-        self.push(if recorded { Effect::Held(Box::new(effect)) } else { effect });
+    pub(super) fn hold_back(&mut self, recorded: bool, effect: AgentEffect) {
+        self.push(if recorded { AgentEffect::Held(Box::new(effect)) } else { effect });
     }
 
     /// If `recorded` is true, requests a record of the state after a delay. Nothing waits for this record.
     pub(super) fn record_soon(&mut self, recorded: bool) {
         if recorded {
-            self.push(Effect::RecordSoon);
+            self.push(AgentEffect::RecordSoon);
         }
     }
 
     pub(super) fn emit(&mut self, event: Event) {
-        self.effects.push(Effect::Emit(event));
+        self.effects.push(AgentEffect::Emit(event));
     }
 }
 
 /// An action for the shell.
 #[derive(Debug)]
-pub(in crate::agent) enum Effect {
+pub(in crate::agent) enum AgentEffect {
     /// Emit an event.
     Emit(Event),
     /// Call a callback. Its outcome is reported to the core with this operation number.
-    Call(Op, Call),
+    Call(OpNumber, CallbackCall),
     /// Drop all work in progress: the callback, the exchange with the provider, the tools, the delay.
     Abort,
     /// Drop the running callback, if there is one.
@@ -92,17 +92,17 @@ pub(in crate::agent) enum Effect {
     /// Record the state after a delay, unless another effect records it earlier. Nothing waits for this record.
     RecordSoon,
     /// Perform the contained effect when the most recent record is stored. `Abort` drops it.
-    Held(Box<Effect>),
+    Held(Box<AgentEffect>),
     /// Report to the core that a record is stored, with this operation number. This effect is always inside
     /// [`Held`](Self::Held).
-    Return(Op),
+    Return(OpNumber),
     /// Ask for a permit for the prepared request. Then report the permit to the core if the agent makes records, and
     /// otherwise connect at once. Deltas are reported to the core with this operation number.
-    Open(Op),
+    Open(OpNumber),
     /// Ask for a permit for the request for the planned summary, and continue as with `Open`.
-    Summarise(Op),
+    Summarise(OpNumber),
     /// Send the request that has its permit.
-    Connect(Op),
+    Connect(OpNumber),
     /// Answer the provider's question.
     Answer(Decision),
     /// Answer the question of a running tool that has this id.
@@ -110,9 +110,9 @@ pub(in crate::agent) enum Effect {
     /// Drop the running tool in this slot, because a decision has provided its result.
     EndTool(usize),
     /// Run these tools. Results are reported to the core with this operation number.
-    RunTools(Op, Vec<SlotCall>),
+    RunTools(OpNumber, Vec<ToolDispatch>),
     /// Wait for this delay, then report to the core with this operation number.
-    Delay(Op, Duration),
+    Delay(OpNumber, Duration),
     /// Report to the core when the turn's time limit, which starts now, has passed. `None` removes the limit.
     Watch(Option<Duration>),
     /// Like `Watch`, for a turn that has already taken the time `spent`.
@@ -128,7 +128,7 @@ pub(in crate::agent) enum Effect {
 
 /// A callback to call. Large arguments are boxed, because a call is moved several times before it is made.
 #[derive(Clone, Debug)]
-pub(in crate::agent) enum Call {
+pub(in crate::agent) enum CallbackCall {
     PrepareStep,
     HandleToolUse(Box<ToolUse>),
     HandleToolResult(Box<ToolResult>),
@@ -138,7 +138,7 @@ pub(in crate::agent) enum Call {
     HandleRecovery(Box<Recovery>),
 }
 
-impl Call {
+impl CallbackCall {
     /// The name of the callback `handle_tool_use`.
     pub(in crate::agent) const HANDLE_TOOL_USE: &str = "handle_tool_use";
 

@@ -3,9 +3,9 @@
 use std::{sync::Arc, time::Duration};
 
 use super::{
-    Call, Context, Core, Effect, add_message, callback_failure,
+    AgentCore, AgentEffect, CallbackCall, CoreContext, add_message, callback_failure,
     recovery::UNCERTAIN,
-    response::{Output, conclusion, discarded, parse_output, respond},
+    response::{StructuredOutputResult, conclusion, discarded, parse_output, respond},
     spending::emit_partial_usage,
     streaming::{close_tool_uses, end_event},
     tools::decided_result,
@@ -14,11 +14,11 @@ use crate::{
     agent::{
         ErrorDecision, Event, Failure, Response, RunOutcome, Status, TurnDecision,
         phase::{
-            AfterEvent, Asked, Between, DecidedUse, Op, Phase, Slot, Stage, StepRemains, ToolAnswer, Turn,
-            TurnEnd, in_stage,
+            AgentPhase, AgentTurnStage, AskResponses, DecisionFacts, DecisionOrPause, EventContinuation,
+            OpNumber, ToolUseSlot, Turn, TurnContinuation, TurnEnd, UnfinishedStep, in_stage,
         },
     },
-    message::{ClearedFor, Message, RequestEnd, Role, ToolResult, answer_open_tool_uses, cleared},
+    message::{ClearingReason, Message, RequestEnd, Role, ToolResult, answer_open_tool_uses, cleared},
     provider::{Fold, StopReason},
     run::Error,
     tool::Decision,
@@ -27,31 +27,36 @@ use crate::{
 /// The result that the caller of `ask` gets.
 type AskResult = Result<Arc<Response>, Error>;
 
-impl Core {
+impl AgentCore {
     /// Calls `handle_turn` for a turn whose model needs no more tools. `read` is the output that was read from the last
     /// response.
     pub(super) fn conclude(
         &mut self,
         turn: Box<Turn>,
         reason: StopReason,
-        read: Option<Output>,
-        cx: &mut Context<'_>,
+        read: Option<StructuredOutputResult>,
+        cx: &mut CoreContext<'_>,
     ) {
         let end = TurnEnd { stop_reason: reason, output: read, open: Vec::new(), decided: Vec::new() };
         self.ask_handle_turn(turn, Box::new(end), cx);
     }
 
     /// Calls `handle_turn`.
-    pub(super) fn ask_handle_turn(&mut self, turn: Box<Turn>, end: Box<TurnEnd>, cx: &mut Context<'_>) {
+    pub(super) fn ask_handle_turn(&mut self, turn: Box<Turn>, end: Box<TurnEnd>, cx: &mut CoreContext<'_>) {
         cx.record_soon(turn.recorded);
         let response = conclusion(&turn, &end, cx.config);
-        let op = self.enter(turn, Stage::Concluding { end });
-        cx.push(Effect::Call(op, Call::HandleTurn(Arc::new(response))));
+        let op = self.enter(turn, AgentTurnStage::Concluding { end });
+        cx.push(AgentEffect::Call(op, CallbackCall::HandleTurn(Arc::new(response))));
     }
 
     /// Called when `handle_turn` has returned. Commits the turn and starts the next turn, if there is one.
-    pub(in crate::agent) fn turn_decided(&mut self, op: Op, decision: TurnDecision, cx: &mut Context<'_>) {
-        let concluding = in_stage!(Stage::Concluding { end } => end);
+    pub(in crate::agent) fn turn_decided(
+        &mut self,
+        op: OpNumber,
+        decision: TurnDecision,
+        cx: &mut CoreContext<'_>,
+    ) {
+        let concluding = in_stage!(AgentTurnStage::Concluding { end } => end);
         let Some((mut turn, end)) = self.phase.take_awaited(op, concluding) else {
             return;
         };
@@ -72,8 +77,8 @@ impl Core {
                     .map_err(|e| e.to_string())
             };
             if let Err(message) = checked {
-                let failure = callback_failure(Call::HandleTurn(response).name(), message);
-                self.enter(turn, Stage::Preparing);
+                let failure = callback_failure(CallbackCall::HandleTurn(response).name(), message);
+                self.enter(turn, AgentTurnStage::Preparing);
                 return self.end_in_error(failure, cx);
             }
         }
@@ -88,7 +93,7 @@ impl Core {
         let used = turn.spent();
         turn.origin.spent += used;
         turn.join_calls(|_| false);
-        cx.push(Effect::Watch(None));
+        cx.push(AgentEffect::Watch(None));
         if self.staged.is_empty() && next.is_none() {
             if !self.compact_after(&turn, &response, cx) {
                 self.end_committed(&turn, None, response, cx);
@@ -100,13 +105,16 @@ impl Core {
             self.end_prompts(&RunOutcome::Stopped { stop_reason: stop_reason.clone() }, cx);
         }
         if recorded {
-            cx.push(Effect::Record);
+            cx.push(AgentEffect::Record);
         }
         cx.emit(Event::Turn { response, continues: true });
         let Turn { origin, step, .. } = *turn;
         let content = next.unwrap_or_default();
         let turn = (cx.turn_id)();
-        self.continue_run(Box::new(Between { content, origin, step, stop_reason, turn, recorded }), cx);
+        self.continue_run(
+            Box::new(TurnContinuation { content, origin, step, stop_reason, turn, recorded }),
+            cx,
+        );
     }
 
     /// Makes the turn's messages part of the history.
@@ -123,10 +131,10 @@ impl Core {
         turn: &Turn,
         failure: Option<Failure>,
         response: Arc<Response>,
-        cx: &mut Context<'_>,
+        cx: &mut CoreContext<'_>,
     ) {
         self.emit_status(Status::Idle, cx);
-        let kept = turn.origin.asked.as_ref().and_then(Asked::response);
+        let kept = turn.origin.asked.as_ref().and_then(AskResponses::response);
         let (event, answer) = match failure {
             None => (Event::Turn { response, continues: false }, kept.map(Ok)),
             Some(failure) => {
@@ -136,21 +144,29 @@ impl Core {
         };
         self.end_run(event, turn.recorded, cx);
         if let Some(answer) = answer {
-            cx.hold_back(turn.recorded, Effect::Resolve(answer));
+            cx.hold_back(turn.recorded, AgentEffect::Resolve(answer));
         }
         self.settle(cx);
     }
 
     /// Called when `handle_error` has returned.
-    pub(in crate::agent) fn error_decided(&mut self, op: Op, decision: ErrorDecision, cx: &mut Context<'_>) {
-        let failing = in_stage!(Stage::Failing { failure, remains } => (failure, *remains));
+    pub(in crate::agent) fn error_decided(
+        &mut self,
+        op: OpNumber,
+        decision: ErrorDecision,
+        cx: &mut CoreContext<'_>,
+    ) {
+        let failing = in_stage!(AgentTurnStage::Failing { failure, remains } => (failure, *remains));
         let Some((turn, (failure, remains))) = self.phase.take_awaited(op, failing) else {
             return;
         };
         let delay = match decision {
             ErrorDecision::Stop => return self.fail(turn, failure, remains, cx),
             ErrorDecision::Discard => {
-                self.enter(turn, Stage::Failing { failure: failure.clone(), remains: Box::new(remains) });
+                self.enter(
+                    turn,
+                    AgentTurnStage::Failing { failure: failure.clone(), remains: Box::new(remains) },
+                );
                 return self.end_in_error(failure, cx);
             }
             ErrorDecision::Retry => Duration::ZERO,
@@ -171,7 +187,7 @@ impl Core {
         partial: Option<Box<Fold>>,
         delay: Duration,
         model: Option<Arc<str>>,
-        cx: &mut Context<'_>,
+        cx: &mut CoreContext<'_>,
     ) {
         // The partial response is discarded, but its usage counts.
         if let Some(partial) = partial {
@@ -185,7 +201,7 @@ impl Core {
         let complete = turn.working.pending_len() > pending;
         turn.working.rebase(&self.history, pending);
         if matches!(failure, Failure::TimeLimit { .. }) {
-            cx.push(Effect::Watch(turn.origin.prompt.turn_timeout.or(cx.config.settings.turn_timeout)));
+            cx.push(AgentEffect::Watch(turn.origin.prompt.turn_timeout.or(cx.config.settings.turn_timeout)));
         }
         cx.emit(Event::Retry { failure, delay, pending, complete, step: turn.step, model });
         if delay.is_zero() {
@@ -193,19 +209,21 @@ impl Core {
         }
         cx.record_soon(turn.recorded);
         let until = cx.now().after(delay);
-        let op = self.enter(turn, Stage::Delaying { delay, until });
-        cx.push(Effect::Delay(op, delay));
+        let op = self.enter(turn, AgentTurnStage::Delaying { delay, until });
+        cx.push(AgentEffect::Delay(op, delay));
     }
 
     /// Called when the delay before a repetition has passed.
-    pub(in crate::agent) fn delay_over(&mut self, op: Op, cx: &mut Context<'_>) {
-        if let Some((turn, ())) = self.phase.take_awaited(op, in_stage!(Stage::Delaying { .. } => ())) {
+    pub(in crate::agent) fn delay_over(&mut self, op: OpNumber, cx: &mut CoreContext<'_>) {
+        if let Some((turn, ())) =
+            self.phase.take_awaited(op, in_stage!(AgentTurnStage::Delaying { .. } => ()))
+        {
             self.prepare(turn, cx);
         }
     }
 
     /// Called when the turn has reached its time limit.
-    pub(in crate::agent) fn time_over(&mut self, limit: Duration, cx: &mut Context<'_>) {
+    pub(in crate::agent) fn time_over(&mut self, limit: Duration, cx: &mut CoreContext<'_>) {
         let failure = Failure::TimeLimit { limit };
         if self.cut_compaction(Some(failure.clone()), RequestEnd::Failed, cx) {
             return;
@@ -214,17 +232,17 @@ impl Core {
         let Some((mut turn, stage)) = self.phase.take_turn() else {
             return;
         };
-        if let Stage::Compacting { plan, .. } = &stage {
+        if let AgentTurnStage::Compacting { plan, .. } = &stage {
             turn.end_failed_compaction(plan, &failure, cx);
         }
-        let already_failing = matches!(stage, Stage::Failing { .. });
+        let already_failing = matches!(stage, AgentTurnStage::Failing { .. });
         let remains = stage.into_remains(&turn);
-        cx.push(Effect::Abort);
+        cx.push(AgentEffect::Abort);
         if already_failing {
             self.fail(turn, failure, remains, cx);
         } else {
             // The turn's time limit also applies to `handle_error`, which may hang.
-            cx.push(Effect::Watch(Some(limit)));
+            cx.push(AgentEffect::Watch(Some(limit)));
             self.recover(turn, failure, remains, cx);
         }
     }
@@ -232,15 +250,15 @@ impl Core {
     /// Called when a callback panicked or returned an unusable value.
     pub(in crate::agent) fn call_failed(
         &mut self,
-        op: Op,
+        op: OpNumber,
         callback: &'static str,
         message: String,
-        cx: &mut Context<'_>,
+        cx: &mut CoreContext<'_>,
     ) {
         if self.phase.callback() != Some(op) {
             return;
         }
-        cx.push(Effect::Abort);
+        cx.push(AgentEffect::Abort);
         self.end_in_error(callback_failure(callback, message), cx);
     }
 
@@ -251,10 +269,10 @@ impl Core {
         &mut self,
         turn: Box<Turn>,
         failure: Failure,
-        remains: StepRemains,
-        cx: &mut Context<'_>,
+        remains: UnfinishedStep,
+        cx: &mut CoreContext<'_>,
     ) {
-        self.enter(turn, Stage::Failing { failure: failure.clone(), remains: Box::new(remains) });
+        self.enter(turn, AgentTurnStage::Failing { failure: failure.clone(), remains: Box::new(remains) });
         let (reason, failed) = match &failure {
             Failure::Budget { .. } => (StopReason::Budget, None),
             failed => (StopReason::Failed, Some(failed)),
@@ -265,7 +283,7 @@ impl Core {
     }
 
     /// Ends all work in progress with an error, and discards the pending messages.
-    pub(super) fn end_in_error(&mut self, failure: Failure, cx: &mut Context<'_>) {
+    pub(super) fn end_in_error(&mut self, failure: Failure, cx: &mut CoreContext<'_>) {
         self.discard(StopReason::Failed, cx, |response| {
             let error = Error::failed(failure.clone(), Arc::clone(&response));
             (Event::Error { failure, response, committed: false }, Err(error))
@@ -273,16 +291,16 @@ impl Core {
     }
 
     /// Ends the run at once and discards the pending messages.
-    pub(in crate::agent) fn cancel(&mut self, cx: &mut Context<'_>) -> Result<(), Error> {
+    pub(in crate::agent) fn cancel(&mut self, cx: &mut CoreContext<'_>) -> Result<(), Error> {
         match self.phase {
             // An application event whose `handle_event` has not begun is not cancelled. It stays queued.
-            Phase::Idle | Phase::Noticing { begun: false, then: AfterEvent::Rest, .. } => {
+            AgentPhase::Idle | AgentPhase::Noticing { begun: false, then: EventContinuation::Rest, .. } => {
                 return Err(Error::idle());
             }
             // No run is active, so only the callback is dropped, together with its event.
-            Phase::Noticing { begun: true, then: AfterEvent::Rest, .. } => {
-                cx.push(Effect::Abort);
-                self.phase = Phase::Idle;
+            AgentPhase::Noticing { begun: true, then: EventContinuation::Rest, .. } => {
+                cx.push(AgentEffect::Abort);
+                self.phase = AgentPhase::Idle;
                 self.settle(cx);
             }
             _ => {
@@ -295,8 +313,8 @@ impl Core {
     }
 
     /// Cancels the active run. If `kept` is `Some`, the caller of `ask` gets that response.
-    fn cancel_run(&mut self, reason: StopReason, kept: Option<Arc<Response>>, cx: &mut Context<'_>) {
-        cx.push(Effect::Abort);
+    fn cancel_run(&mut self, reason: StopReason, kept: Option<Arc<Response>>, cx: &mut CoreContext<'_>) {
+        cx.push(AgentEffect::Abort);
         self.discard(reason, cx, |response| {
             let answer = kept.ok_or_else(|| Error::cancelled(Arc::clone(&response)));
             (Event::Cancelled { response }, answer)
@@ -308,7 +326,7 @@ impl Core {
     fn discard(
         &mut self,
         reason: StopReason,
-        cx: &mut Context<'_>,
+        cx: &mut CoreContext<'_>,
         end: impl FnOnce(Arc<Response>) -> (Event, AskResult),
     ) {
         let (asked, recorded) = (self.phase.asked().is_some(), self.phase.is_recorded());
@@ -327,33 +345,33 @@ impl Core {
             None => Response::empty(cx.config.model.id(), reason, self.step, self.runs),
         };
         let response = Arc::new(response);
-        self.phase = Phase::Idle;
-        cx.push(Effect::Watch(None));
+        self.phase = AgentPhase::Idle;
+        cx.push(AgentEffect::Watch(None));
         self.emit_status(Status::Idle, cx);
         let (event, answer) = end(response);
         self.end_run(event, recorded, cx);
         self.fall_back(cx);
         if asked {
-            cx.hold_back(recorded, Effect::Resolve(answer));
+            cx.hold_back(recorded, AgentEffect::Resolve(answer));
         }
         self.settle(cx);
     }
 
     /// Ends the run at once and keeps as much of the turn as possible. If only the prompt could be kept, the run is
     /// cancelled instead.
-    pub(in crate::agent) fn interrupt(&mut self, cx: &mut Context<'_>) -> Result<(), Error> {
+    pub(in crate::agent) fn interrupt(&mut self, cx: &mut CoreContext<'_>) -> Result<(), Error> {
         self.cut_short(StopReason::Interrupted, cx)
     }
 
     /// Ends the run as [`interrupt`](Self::interrupt) does, because it was restarted too often without progress.
-    pub(super) fn abandon(&mut self, cx: &mut Context<'_>) {
+    pub(super) fn abandon(&mut self, cx: &mut CoreContext<'_>) {
         // A run is in flight, so this succeeds.
         let _ = self.cut_short(StopReason::Abandoned, cx);
     }
 
     /// Ends the run at once and keeps as much of the turn as possible. `reason` is the stop reason of the kept turn.
-    fn cut_short(&mut self, reason: StopReason, cx: &mut Context<'_>) -> Result<(), Error> {
-        if matches!(self.phase, Phase::Idle) {
+    fn cut_short(&mut self, reason: StopReason, cx: &mut CoreContext<'_>) -> Result<(), Error> {
+        if matches!(self.phase, AgentPhase::Idle) {
             return Err(Error::idle());
         }
         if self.cut_compaction(None, RequestEnd::Interrupted, cx) || self.keep(reason.clone(), None, cx) {
@@ -362,7 +380,7 @@ impl Core {
         if self.is_at_rest() {
             return self.cancel(cx);
         }
-        let kept = self.phase.asked().and_then(Asked::response);
+        let kept = self.phase.asked().and_then(AskResponses::response);
         let reason = if reason == StopReason::Interrupted { StopReason::Cancelled } else { reason };
         self.cancel_run(reason, kept, cx);
         Ok(())
@@ -370,13 +388,13 @@ impl Core {
 
     /// Ends the run at once and commits as much of the turn as possible. `reason` is the stop reason of the kept turn.
     /// `failure` is set if the run fails. If only the prompt could be kept, returns `false` and changes nothing.
-    fn keep(&mut self, reason: StopReason, failure: Option<&Failure>, cx: &mut Context<'_>) -> bool {
+    fn keep(&mut self, reason: StopReason, failure: Option<&Failure>, cx: &mut CoreContext<'_>) -> bool {
         let salvaged = self.phase.partial().and_then(|fold| fold.clone().salvage(cx.now()));
         let has_more = self.phase.turn().is_some_and(|turn| turn.working.own_len() > 1);
         if !has_more && salvaged.is_none() {
             return false;
         }
-        cx.effects.extend([Effect::Abort, Effect::Watch(None)]);
+        cx.effects.extend([AgentEffect::Abort, AgentEffect::Watch(None)]);
         let end_of_request = if failure.is_some() { RequestEnd::Failed } else { RequestEnd::Interrupted };
         self.cut_summary(end_of_request, cx);
         let Some((mut turn, stage)) = self.phase.take_turn() else {
@@ -423,7 +441,7 @@ impl Core {
     /// would refuse all later requests too.
     fn clear_results(&self, turn: &mut Turn) {
         if let Some(last) = turn.working.last().filter(|last| last.role == Role::User) {
-            let cleared = cleared(last, ClearedFor::Refusal);
+            let cleared = cleared(last, ClearingReason::Refusal);
             turn.working.replace_last(&self.history, Arc::new(cleared));
         }
     }
@@ -448,11 +466,11 @@ fn texts(failure: Option<&Failure>) -> (String, String) {
 /// effect or the application gave the result.
 fn cut_results(
     turn: &Turn,
-    remains: StepRemains,
+    remains: UnfinishedStep,
     failure: Option<&Failure>,
-    cx: &mut Context<'_>,
+    cx: &mut CoreContext<'_>,
 ) -> Vec<ToolResult> {
-    let StepRemains { answers, slots, reviewed: mut results, .. } = remains;
+    let UnfinishedStep { answers, slots, reviewed: mut results, .. } = remains;
     let (mut answers, mut slots) = (answers.into_iter(), slots.into_iter());
     let (not_run, running) = texts(failure);
     for (place, tool_use) in turn.working.all().open_tool_uses().enumerate() {
@@ -462,23 +480,23 @@ fn cut_results(
         }
         let (has_started, is_uncertain) = (slot.is_some(), turn.uncertain.contains(&place));
         let (result, input, decided) = match (slot, answer) {
-            (Some(Slot { result, input, decided, .. }), _) => (result, input, decided),
+            (Some(ToolUseSlot { result, input, decided, .. }), _) => (result, input, decided),
             // The decision contains the input with which the tool may have run before the restart.
-            (None, Some(ToolAnswer::Decided(Decision::ExecuteWith(_), decided))) if is_uncertain => {
+            (None, Some(DecisionOrPause::Decided(Decision::ExecuteWith(_), decided))) if is_uncertain => {
                 (None, None, decided)
             }
-            (None, Some(ToolAnswer::Decided(Decision::ExecuteWith(input), decided))) => {
+            (None, Some(DecisionOrPause::Decided(Decision::ExecuteWith(input), decided))) => {
                 (None, Some(input), decided)
             }
             // The result of a concluded step already states its decision.
-            (None, Some(ToolAnswer::Decided(Decision::Provide(result), None))) => {
+            (None, Some(DecisionOrPause::Decided(Decision::Provide(result), None))) => {
                 let decision = result.decision.clone();
                 (Some(ToolResult { decision, ..result.answering(tool_use) }), None, None)
             }
-            (None, Some(ToolAnswer::Decided(decision, decided))) => {
+            (None, Some(DecisionOrPause::Decided(decision, decided))) => {
                 (decided_result(tool_use, decision), None, decided)
             }
-            (None, Some(ToolAnswer::Waits(_, earlier))) => (None, None, earlier),
+            (None, Some(DecisionOrPause::Waits(_, earlier))) => (None, None, earlier),
             (None, None) => (None, None, None),
         };
         let text = match has_started {
@@ -487,10 +505,13 @@ fn cut_results(
             false => &not_run,
         };
         let ran = has_started || is_uncertain || result.is_some();
-        let decided =
-            if result.is_some() { decided } else { Some(Box::new(DecidedUse::cut_off(decided, cx.now()))) };
+        let decided = if result.is_some() {
+            decided
+        } else {
+            Some(Box::new(DecisionFacts::cut_off(decided, cx.now())))
+        };
         let result = result.unwrap_or_else(|| ToolResult::error(tool_use, text));
-        let result = DecidedUse::state(decided, result, tool_use, input.clone(), ran);
+        let result = DecisionFacts::state(decided, result, tool_use, input.clone(), ran);
         let input = input.filter(|_| has_started);
         cx.emit(Event::ToolResult { result: Box::new(result.clone()), input });
         results.push(result);
@@ -499,11 +520,11 @@ fn cut_results(
 }
 
 /// Emits the missing end events of the blocks that are kept from an interrupted response.
-fn emit_ends(fold: &Fold, kept: &Message, cx: &mut Context<'_>) {
+fn emit_ends(fold: &Fold, kept: &Message, cx: &mut CoreContext<'_>) {
     let places = (0..).zip(fold.blocks()).filter(|(_, block)| (*block).clone().salvage().is_some());
     for ((index, block), content) in places.zip(&kept.content) {
         if !block.ended {
-            cx.effects.extend(end_event(index, content).map(Effect::Emit));
+            cx.effects.extend(end_event(index, content).map(AgentEffect::Emit));
         }
     }
 }

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use crate::{
     agent::{
         PendingUse,
-        phase::{Op, StreamQuestion, Turn},
+        phase::{OpNumber, StreamQuestion, Turn},
     },
     message::{Content, ToolUseId},
     provider::{BlockStart, Delta, Fold},
@@ -18,12 +18,12 @@ use crate::{
 /// response. The agent never uses an id again after a tool use with that id has waited, so a late `resume` is detected
 /// as stale.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub(super) struct Waited(Vec<ToolUseId>);
+pub(super) struct PastPauseIds(Vec<ToolUseId>);
 
 /// The number of ids that are kept of tool uses that have waited. A `resume` with an older id is not expected.
 const MAX_WAITED: usize = 256;
 
-impl Waited {
+impl PastPauseIds {
     /// Stores the ids of pauses that begin to wait, and counts them in their turn.
     pub(super) fn add_all<'a>(
         &mut self,
@@ -67,7 +67,7 @@ impl Waited {
     pub(super) fn freshen(
         &self,
         delta: Delta,
-        op: Op,
+        op: OpNumber,
         fold: &Fold,
         question: Option<&StreamQuestion>,
     ) -> Delta {
@@ -87,12 +87,12 @@ impl Waited {
     }
 
     /// Returns the id for a question that the provider asks while `fold` is being streamed.
-    pub(super) fn of_question(&self, id: ToolUseId, op: Op, fold: &Fold) -> ToolUseId {
+    pub(super) fn of_question(&self, id: ToolUseId, op: OpNumber, fold: &Fold) -> ToolUseId {
         self.fresh(id, op, |id| holds(fold, id))
     }
 
     /// Returns `id`, or an id derived from it if `id` is empty, has waited before, or satisfies `taken`.
-    fn fresh(&self, id: ToolUseId, op: Op, taken: impl Fn(&ToolUseId) -> bool) -> ToolUseId {
+    fn fresh(&self, id: ToolUseId, op: OpNumber, taken: impl Fn(&ToolUseId) -> bool) -> ToolUseId {
         let is_free = |id: &ToolUseId| !id.as_str().is_empty() && !self.0.contains(id) && !taken(id);
         if is_free(&id) {
             return id;

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::{Context, Core};
+use super::{AgentCore, CoreContext};
 use crate::agent::{Event, KnownPrompt, Prompt, PromptId, PromptState, RunOutcome};
 
 /// Restores the prompts from a record, or from the end of the last run.
@@ -14,7 +14,7 @@ pub(super) fn restored(prompts: &[KnownPrompt]) -> Vec<KnownPrompt> {
     known
 }
 
-impl Core {
+impl AgentCore {
     /// Returns the state of the prompt with this id, unless the prompt was returned unused.
     pub(super) fn prompt_state(&self, id: Option<&PromptId>) -> Option<&PromptState> {
         let known = self.known.iter().find(|known| Some(&known.id) == id)?;
@@ -27,14 +27,14 @@ impl Core {
         id: &PromptId,
         state: PromptState,
         prompt: Option<Arc<Prompt>>,
-        cx: &mut Context<'_>,
+        cx: &mut CoreContext<'_>,
     ) {
         KnownPrompt::enter(&mut self.known, id, state.clone());
         cx.emit(Event::Prompt { id: id.clone(), state, prompt });
     }
 
     /// Ends the prompts in flight, except those that are staged again.
-    pub(super) fn end_prompts(&mut self, outcome: &RunOutcome, cx: &mut Context<'_>) {
+    pub(super) fn end_prompts(&mut self, outcome: &RunOutcome, cx: &mut CoreContext<'_>) {
         let is_staged = |id: &PromptId| self.staged.iter().any(|prompt| prompt.id.as_ref() == Some(id));
         let in_flight = self.known.iter().filter(|known| matches!(known.state, PromptState::InFlight { .. }));
         let ended: Vec<_> = in_flight.map(|known| known.id.clone()).filter(|id| !is_staged(id)).collect();
@@ -44,7 +44,7 @@ impl Core {
     }
 
     /// Returns all staged prompts, because the run ends without using them.
-    pub(super) fn return_staged(&mut self, cx: &mut Context<'_>) -> Vec<Arc<Prompt>> {
+    pub(super) fn return_staged(&mut self, cx: &mut CoreContext<'_>) -> Vec<Arc<Prompt>> {
         let staged = std::mem::take(&mut self.staged);
         for prompt in &staged {
             if let Some(id) = &prompt.id {

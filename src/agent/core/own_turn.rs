@@ -7,7 +7,7 @@
 use std::sync::Arc;
 
 use super::{
-    Context, Core, Effect,
+    AgentCore, AgentEffect, CoreContext,
     compacting::{self, WhyCompact},
     origin,
     response::respond,
@@ -15,21 +15,21 @@ use super::{
 use crate::{
     agent::{
         Compact, Durable, Event, Failure, Prompt, Response, RunOutcome, Status,
-        phase::{Compacted, CompactionPlan, CompactionTurn, Origin, Phase, Turn},
+        phase::{AgentPhase, CompactionPlan, CompactionStatus, CompactionTurn, RunOrigin, Turn},
     },
     message::RequestEnd,
     provider::StopReason,
     run::Error,
 };
 
-impl Core {
+impl AgentCore {
     /// Compacts the conversation by request. The caller gets the response of the turn, as the caller of `ask` does.
     pub(in crate::agent) fn compact_on_request(
         &mut self,
         compact: &Compact,
-        cx: &mut Context<'_>,
+        cx: &mut CoreContext<'_>,
     ) -> Result<(), Error> {
-        if !matches!(self.phase, Phase::Idle) {
+        if !matches!(self.phase, AgentPhase::Idle) {
             return Err(Error::busy("agent", Status::Busy));
         }
         let own = CompactionTurn { is_alone: true, stop_reason: StopReason::Stop, answered: None };
@@ -42,7 +42,7 @@ impl Core {
         turn.run = self.runs;
         // Without a request, the turn is recorded only at its end, before the caller gets its answer.
         if recorded && plan.ready.is_none() {
-            cx.push(Effect::Record);
+            cx.push(AgentEffect::Record);
         }
         self.emit_status(Status::Busy, cx);
         self.begin_compaction(turn, plan, cx);
@@ -55,11 +55,11 @@ impl Core {
         &mut self,
         turn: &Turn,
         response: &Arc<Response>,
-        cx: &mut Context<'_>,
+        cx: &mut CoreContext<'_>,
     ) -> bool {
         let is_open = !response.open_tool_uses.is_empty();
         let acts = cx.config.compactor().is_some_and(|compactor| compactor.acts_at_end);
-        let has_failed = matches!(turn.compacted, Compacted::Failed | Compacted::NotBySize);
+        let has_failed = matches!(turn.compacted, CompactionStatus::Failed | CompactionStatus::NotBySize);
         if !acts || is_open || has_failed || self.leaving_since.is_some() {
             return false;
         }
@@ -72,7 +72,7 @@ impl Core {
         }
         self.end_prompts(&RunOutcome::stopped(&stop_reason), cx);
         if turn.recorded {
-            cx.push(Effect::Record);
+            cx.push(AgentEffect::Record);
         }
         cx.emit(Event::Turn { response: Arc::clone(response), continues: true });
         self.begin_compaction(next, plan, cx);
@@ -81,18 +81,18 @@ impl Core {
 
     fn compaction_turn(
         &self,
-        origin: Origin,
+        origin: RunOrigin,
         step: u32,
         recorded: bool,
         own: CompactionTurn,
-        cx: &Context<'_>,
+        cx: &CoreContext<'_>,
     ) -> Box<Turn> {
         let turn = self.turn((cx.turn_id)(), origin, step, recorded);
         Box::new(Turn { compaction: Some(Box::new(own)), ..turn })
     }
 
-    fn begin_compaction(&mut self, turn: Box<Turn>, plan: CompactionPlan, cx: &mut Context<'_>) {
-        cx.push(Effect::Watch(turn.origin.prompt.turn_timeout.or(cx.config.settings.turn_timeout)));
+    fn begin_compaction(&mut self, turn: Box<Turn>, plan: CompactionPlan, cx: &mut CoreContext<'_>) {
+        cx.push(AgentEffect::Watch(turn.origin.prompt.turn_timeout.or(cx.config.settings.turn_timeout)));
         self.compact(turn, plan, cx);
     }
 
@@ -103,7 +103,7 @@ impl Core {
         mut turn: Box<Turn>,
         failure: Option<Failure>,
         is_cut: bool,
-        cx: &mut Context<'_>,
+        cx: &mut CoreContext<'_>,
     ) {
         let Some(own) = turn.compaction.take() else { unreachable!("the turn consists of a compaction") };
         let mut response = match own.answered {
@@ -120,11 +120,11 @@ impl Core {
             (None, None) => Err(Error::cancelled(Arc::clone(&response))),
         });
         self.commit(&turn);
-        cx.push(Effect::Watch(None));
+        cx.push(AgentEffect::Watch(None));
         let continues = !is_cut && !self.staged.is_empty();
         if continues {
             if turn.recorded {
-                cx.push(Effect::Record);
+                cx.push(AgentEffect::Record);
             }
             cx.emit(Event::Turn { response, continues });
         } else {
@@ -132,7 +132,7 @@ impl Core {
             self.end_run(Event::Turn { response, continues }, turn.recorded, cx);
         }
         if let Some(answer) = answer {
-            cx.hold_back(turn.recorded, Effect::Resolve(answer));
+            cx.hold_back(turn.recorded, AgentEffect::Resolve(answer));
         }
         if continues {
             if own.is_alone {
@@ -153,12 +153,12 @@ impl Core {
         &mut self,
         failure: Option<Failure>,
         end: RequestEnd,
-        cx: &mut Context<'_>,
+        cx: &mut CoreContext<'_>,
     ) -> bool {
         if self.phase.turn().is_none_or(|turn| turn.compaction.is_none()) {
             return false;
         }
-        cx.push(Effect::Abort);
+        cx.push(AgentEffect::Abort);
         self.cut_summary(end, cx);
         if let Some((turn, _)) = self.phase.take_turn() {
             self.end_compaction(turn, failure, true, cx);

@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
-use super::{Context, Core, open, origin};
+use super::{AgentCore, CoreContext, open, origin};
 use crate::{
-    agent::{Event, Prompt, phase::Origin},
+    agent::{Event, Prompt, phase::RunOrigin},
     message::{Content, History, Message, Role, TurnId},
     run::{Error, ErrorKind},
 };
@@ -13,12 +13,12 @@ fn is_blank(block: &Content) -> bool {
     matches!(block, Content::Text(text) if text.text.trim().is_empty())
 }
 
-impl Core {
+impl AgentCore {
     /// Replaces the history and emits a `state` event.
     pub(in crate::agent) fn replace_history(
         &mut self,
         history: History,
-        cx: &mut Context<'_>,
+        cx: &mut CoreContext<'_>,
     ) -> Result<(), Error> {
         self.check_base(&history)?;
         self.set_history(history);
@@ -31,7 +31,7 @@ impl Core {
     pub(in crate::agent) fn replace_erased(
         &mut self,
         history: History,
-        cx: &mut Context<'_>,
+        cx: &mut CoreContext<'_>,
     ) -> Result<(), Error> {
         self.replace_history(history, cx)?;
         self.last_run = None;
@@ -46,7 +46,7 @@ impl Core {
         base: History,
         prompt: Prompt,
         ask: bool,
-        cx: &mut Context<'_>,
+        cx: &mut CoreContext<'_>,
     ) -> Result<TurnId, Error> {
         self.check_base(&base)?;
         self.ensure_new(prompt.id.as_ref())?;
@@ -68,7 +68,7 @@ impl Core {
         message: Arc<Message>,
         settings: Prompt,
         ask: bool,
-        cx: &mut Context<'_>,
+        cx: &mut CoreContext<'_>,
     ) -> Result<TurnId, Error> {
         self.check_base(&base)?;
         settings.check()?;
@@ -101,8 +101,8 @@ impl Core {
         base: History,
         turn: TurnId,
         message: impl Into<Arc<Message>>,
-        origin: Origin,
-        cx: &mut Context<'_>,
+        origin: RunOrigin,
+        cx: &mut CoreContext<'_>,
     ) {
         self.fallback = Some(std::mem::take(&mut self.history));
         self.set_history(base);
@@ -111,14 +111,14 @@ impl Core {
     }
 
     /// Restores the previous history after a run on another history that ended without a commit.
-    pub(super) fn fall_back(&mut self, cx: &mut Context<'_>) {
+    pub(super) fn fall_back(&mut self, cx: &mut CoreContext<'_>) {
         if let Some(before) = self.fallback.take() {
             self.set_history(before);
             self.emit_history(cx);
         }
     }
 
-    fn emit_history(&self, cx: &mut Context<'_>) {
+    fn emit_history(&self, cx: &mut CoreContext<'_>) {
         let state = cx.config.view(self.history.clone());
         cx.emit(Event::State(Arc::new(state)));
     }

@@ -2,12 +2,12 @@
 
 use std::{collections::HashSet, sync::Arc};
 
-use super::{Context, Core, Effect};
+use super::{AgentCore, AgentEffect, CoreContext};
 use crate::{
     agent::{
         Decided, Event, PendingUse, ToolDecision,
         decision::add_named,
-        phase::{DecidedUse, Phase, Stage, ToolAnswer, ToolQuestion, Turn},
+        phase::{AgentPhase, AgentTurnStage, DecisionFacts, DecisionOrPause, ToolQuestion, Turn},
     },
     json::is_shallow,
     message::{ToolUse, ToolUseId, TurnId},
@@ -82,7 +82,7 @@ pub(super) fn problem_of(decision: &ToolDecision) -> Option<String> {
 
 /// Decisions about tool uses that wait. If one does not apply, none applies.
 #[derive(Clone, Debug)]
-pub(crate) struct Resume {
+pub(crate) struct ResumeDecisions {
     pub(crate) decisions: Vec<(ToolUseId, Decision)>,
     /// The turn to which the tool uses must belong.
     pub(crate) turn: Option<TurnId>,
@@ -93,16 +93,16 @@ pub(crate) struct Resume {
 /// A decision about the pause of a sub-agent, which runs in this slot. The tool use is that of the sub-agent, in this
 /// turn.
 #[derive(Debug, PartialEq)]
-pub(crate) struct Forward {
+pub(crate) struct SubAgentDecision {
     pub(crate) slot: usize,
     pub(crate) turn: TurnId,
     pub(crate) tool_use: ToolUseId,
     pub(crate) decision: Decision,
 }
 
-impl Core {
+impl AgentCore {
     /// Called when pauses begin to wait for decisions. Emits them, and starts their time limits.
-    pub(super) fn pause(&mut self, cx: &mut Context<'_>) {
+    pub(super) fn pause(&mut self, cx: &mut CoreContext<'_>) {
         let mut limits = Vec::new();
         for pause in self.phase.pauses_mut() {
             let pause = Arc::make_mut(pause);
@@ -111,15 +111,15 @@ impl Core {
             }
             if let (Some(limit), Some(expires)) = (pause.limit, pause.expires) {
                 let left = expires.since(cx.now()).min(limit);
-                limits.push(Effect::Expire(pause.tool_use.id.clone(), left));
+                limits.push(AgentEffect::Expire(pause.tool_use.id.clone(), left));
             }
         }
         self.emit_pauses(cx);
         cx.effects.extend(limits);
-        if let Phase::InTurn { turn, stage, .. } = &mut self.phase {
+        if let AgentPhase::InTurn { turn, stage, .. } = &mut self.phase {
             match stage {
-                Stage::Paused { tools } => self.waited.add_all(tools.pauses(), turn),
-                Stage::Streaming { question: Some(question), .. } => {
+                AgentTurnStage::Paused { tools } => self.waited.add_all(tools.pauses(), turn),
+                AgentTurnStage::Streaming { question: Some(question), .. } => {
                     self.waited.add_all(question.paused.as_ref(), turn);
                 }
                 _ => {}
@@ -128,7 +128,7 @@ impl Core {
     }
 
     /// Called when the time limit of a pause is over.
-    pub(in crate::agent) fn pause_expired(&mut self, tool_use: &ToolUseId, cx: &mut Context<'_>) {
+    pub(in crate::agent) fn pause_expired(&mut self, tool_use: &ToolUseId, cx: &mut CoreContext<'_>) {
         let mut pauses = self.phase.pauses();
         let is_over = |pause: &&Arc<PendingUse>| pause.tool_use.id == *tool_use && pause.limit.is_some();
         let Some(pause) = pauses.find(is_over) else { return };
@@ -142,12 +142,12 @@ impl Core {
     /// decisions that sub-agents carry out.
     pub(in crate::agent) fn resume(
         &mut self,
-        resume: Resume,
-        cx: &mut Context<'_>,
-    ) -> Result<Vec<Forward>, Error> {
-        let Resume { decisions, turn, by } = resume;
+        resume: ResumeDecisions,
+        cx: &mut CoreContext<'_>,
+    ) -> Result<Vec<SubAgentDecision>, Error> {
+        let ResumeDecisions { decisions, turn, by } = resume;
         check_decisions(&decisions, by.as_deref())?;
-        let unreported = self.phase.stage().and_then(Stage::unreported);
+        let unreported = self.phase.stage().and_then(AgentTurnStage::unreported);
         let waiting: Vec<_> = match unreported {
             Some(tools) => tools.undecided().collect(),
             None => self.phase.pauses().collect(),
@@ -174,7 +174,7 @@ impl Core {
                 match self.delegated_pause(&id) {
                     Some((slot, pause)) => {
                         let SubAgentUse { turn, tool_use, .. } = pause.clone();
-                        forwards.push(Forward { slot, turn, tool_use, decision });
+                        forwards.push(SubAgentDecision { slot, turn, tool_use, decision });
                     }
                     None => own.push((id, decision)),
                 }
@@ -202,7 +202,7 @@ impl Core {
 
     /// If this is the question of a running tool for a sub-agent, returns the tool's slot and the sub-agent's pause.
     fn delegated_pause(&self, id: &ToolUseId) -> Option<(usize, &SubAgentUse)> {
-        let Some(Stage::Executing { questions, .. }) = self.phase.stage() else { return None };
+        let Some(AgentTurnStage::Executing { questions, .. }) = self.phase.stage() else { return None };
         let question = questions.iter().find(|question| question.pause.tool_use.id == *id)?;
         Some((question.slot, question.pause.sub_agent.as_deref()?))
     }
@@ -213,7 +213,7 @@ impl Core {
         decisions: Vec<(ToolUseId, Decision)>,
         by: Option<&Arc<str>>,
         expired: bool,
-        cx: &Context<'_>,
+        cx: &CoreContext<'_>,
     ) -> Vec<Decided> {
         let Some(turn) = self.phase.turn() else { return Vec::new() };
         let made = |(tool_use, decision)| decided(turn, tool_use, decision, cx);
@@ -222,11 +222,11 @@ impl Core {
     }
 
     /// Keeps decisions about pauses that are not reported yet.
-    fn decide_early(&mut self, all: Vec<Decided>, cx: &mut Context<'_>) {
-        let Phase::InTurn { stage, .. } = &mut self.phase else { return };
+    fn decide_early(&mut self, all: Vec<Decided>, cx: &mut CoreContext<'_>) {
+        let AgentPhase::InTurn { stage, .. } = &mut self.phase else { return };
         let Some(tools) = stage.unreported_mut() else { return };
         tools.early.extend(all);
-        cx.push(Effect::Record);
+        cx.push(AgentEffect::Record);
     }
 
     /// Returns the decision for an approved tool use: to run the tool with the input that the approver saw.
@@ -243,7 +243,7 @@ impl Core {
     /// Applies the decisions about tool uses that wait. Emits one status with the pauses that remain and then all
     /// decisions, before they have an effect. So a reader of the status knows which pauses the command has left.
     /// A decision about a tool use that does not wait any more has no effect.
-    pub(super) fn decide_waiting(&mut self, mut all: Vec<Decided>, cx: &mut Context<'_>) {
+    pub(super) fn decide_waiting(&mut self, mut all: Vec<Decided>, cx: &mut CoreContext<'_>) {
         let is_waiting = |decided: &Decided, pause: &PendingUse| {
             pause.tool_use.id == decided.tool_use_id && pause.turn == decided.turn
         };
@@ -251,8 +251,8 @@ impl Core {
         if all.is_empty() {
             return;
         }
-        if self.phase.is_recorded() && matches!(self.phase.stage(), Some(Stage::Paused { .. })) {
-            cx.push(Effect::Record);
+        if self.phase.is_recorded() && matches!(self.phase.stage(), Some(AgentTurnStage::Paused { .. })) {
+            cx.push(AgentEffect::Record);
         }
         let (mut to_provider, mut to_tools) = (None, Vec::new());
         for decided in &mut all {
@@ -260,13 +260,15 @@ impl Core {
             if decided.decision == Decision::Execute {
                 decided.decision = self.approved(&decided.tool_use_id);
             }
-            let Phase::InTurn { turn, stage, .. } = &mut self.phase else { return };
-            let mut own = Box::new(DecidedUse::new(decided, by_person));
+            let AgentPhase::InTurn { turn, stage, .. } = &mut self.phase else { return };
+            let mut own = Box::new(DecisionFacts::new(decided, by_person));
             let (tool_use, decision) = (decided.tool_use_id.clone(), decided.decision.clone());
             match stage {
-                Stage::Streaming { question, .. } => (*question, to_provider) = (None, Some(decision)),
-                Stage::Paused { tools } => tools.decide(&tool_use, decision, own),
-                Stage::Executing { slots, questions } => {
+                AgentTurnStage::Streaming { question, .. } => {
+                    (*question, to_provider) = (None, Some(decision))
+                }
+                AgentTurnStage::Paused { tools } => tools.decide(&tool_use, decision, own),
+                AgentTurnStage::Executing { slots, questions } => {
                     let is_own = |question: &ToolQuestion| question.pause.tool_use.id == tool_use;
                     let Some(place) = questions.iter().position(is_own) else { continue };
                     let slot = questions.remove(place).slot;
@@ -291,13 +293,15 @@ impl Core {
             self.answer_tool(slot, tool_use, decision, cx);
         }
         match &mut self.phase {
-            Phase::InTurn { turn, stage: Stage::Streaming { .. }, .. } => {
+            AgentPhase::InTurn { turn, stage: AgentTurnStage::Streaming { .. }, .. } => {
                 if let Some(decision) = to_provider {
                     answer_provider(turn, decision, cx);
                 }
             }
-            Phase::InTurn { stage: Stage::Paused { tools }, .. } if tools.pauses().next().is_none() => {
-                if let Some((turn, Stage::Paused { tools })) = self.phase.take_turn() {
+            AgentPhase::InTurn { stage: AgentTurnStage::Paused { tools }, .. }
+                if tools.pauses().next().is_none() =>
+            {
+                if let Some((turn, AgentTurnStage::Paused { tools })) = self.phase.take_turn() {
                     self.answered_all(turn, tools, cx);
                 }
             }
@@ -339,10 +343,10 @@ pub(super) fn stale(waiting: &[ToolUseId], given: &ToolUseId) -> Error {
 
 /// Answers the provider's question. After an answer that allows a tool to run, the request must not be repeated. If the
 /// turn is recorded, such an answer is sent only when the state with the answer is stored.
-pub(super) fn answer_provider(turn: &mut Turn, decision: Decision, cx: &mut Context<'_>) {
+pub(super) fn answer_provider(turn: &mut Turn, decision: Decision, cx: &mut CoreContext<'_>) {
     let runs = matches!(decision, Decision::Execute | Decision::ExecuteWith(_));
     turn.request.ran_tool |= runs;
-    cx.gate(turn.recorded && runs, Effect::Answer(decision));
+    cx.gate(turn.recorded && runs, AgentEffect::Answer(decision));
 }
 
 /// Converts the decision of `handle_tool_use` into the answer about the tool use: decided, or waiting. Emits the
@@ -351,12 +355,12 @@ pub(super) fn answer(
     decision: ToolDecision,
     tool_use: &ToolUse,
     turn: &Turn,
-    cx: &mut Context<'_>,
-) -> ToolAnswer {
+    cx: &mut CoreContext<'_>,
+) -> DecisionOrPause {
     let (mut limit, mut replaced) = (None, None);
     let reason = match decision {
         ToolDecision::Execute if !cx.requires_approval(&tool_use.name) => {
-            return ToolAnswer::Decided(Decision::Execute, None);
+            return DecisionOrPause::Decided(Decision::Execute, None);
         }
         ToolDecision::Approve => return decide(Decision::Execute, tool_use, turn, cx),
         ToolDecision::ExecuteWith(input) if !cx.requires_approval(&tool_use.name) => {
@@ -382,17 +386,17 @@ pub(super) fn answer(
     };
     let pause = PendingUse::new(turn.id, tool_use).with_input_replaced(input_replaced).with_reason(reason);
     let (limit, on_expiry) = limit.unzip();
-    ToolAnswer::Waits(Arc::new(PendingUse { limit, on_expiry, ..pause }), None)
+    DecisionOrPause::Waits(Arc::new(PendingUse { limit, on_expiry, ..pause }), None)
 }
 
-fn decide(decision: Decision, tool_use: &ToolUse, turn: &Turn, cx: &mut Context<'_>) -> ToolAnswer {
+fn decide(decision: Decision, tool_use: &ToolUse, turn: &Turn, cx: &mut CoreContext<'_>) -> DecisionOrPause {
     let decided = decided(turn, tool_use.id.clone(), decision.clone(), cx);
-    let own = Box::new(DecidedUse::new(&decided, false));
+    let own = Box::new(DecisionFacts::new(&decided, false));
     cx.emit(Event::Decided(Box::new(decided)));
-    ToolAnswer::Decided(decision, Some(own))
+    DecisionOrPause::Decided(decision, Some(own))
 }
 
-fn decided(turn: &Turn, tool_use_id: ToolUseId, mut decision: Decision, cx: &Context<'_>) -> Decided {
+fn decided(turn: &Turn, tool_use_id: ToolUseId, mut decision: Decision, cx: &CoreContext<'_>) -> Decided {
     if let Decision::Provide(result) = &mut decision {
         // The decider may have set one.
         result.decision = None;

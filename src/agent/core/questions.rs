@@ -12,11 +12,11 @@ use std::sync::Arc;
 
 use serde_json::Value;
 
-use super::{Context, Core, Effect};
+use super::{AgentCore, AgentEffect, CoreContext};
 use crate::{
     agent::{
         Durable, Event, PendingUse,
-        phase::{Op, Phase, Slot, Stage, ToolQuestion},
+        phase::{AgentPhase, AgentTurnStage, OpNumber, ToolQuestion, ToolUseSlot},
     },
     json::is_shallow,
     message::{Purpose, ToolUse, ToolUseId, UsageRow, UsageSum},
@@ -27,15 +27,15 @@ use crate::{
 /// The maximum number of questions from running tools that can wait at the same time.
 const MAX_QUESTIONS: usize = 32;
 
-impl Core {
+impl AgentCore {
     /// Called when a running tool asks a question. Returns the id under which the question waits, or the reason why the
     /// question cannot wait.
     pub(in crate::agent) fn tool_asked(
         &mut self,
-        op: Op,
+        op: OpNumber,
         slot: usize,
         question: Value,
-        cx: &mut Context<'_>,
+        cx: &mut CoreContext<'_>,
     ) -> Result<ToolUseId, String> {
         if !is_shallow(&question) {
             return Err(format!(
@@ -44,7 +44,7 @@ impl Core {
             ));
         }
         let ended = || "the call has ended".to_owned();
-        let Some((turn, Stage::Executing { slots, questions })) = self.phase.awaited(op) else {
+        let Some((turn, AgentTurnStage::Executing { slots, questions })) = self.phase.awaited(op) else {
             return Err(ended());
         };
         let Some(place) = slots.get(slot).filter(|place| place.runs && place.result.is_none()) else {
@@ -84,12 +84,14 @@ impl Core {
     /// Called when the pauses of the sub-agents of a running tool have changed. `pauses` are all that wait.
     pub(in crate::agent) fn tool_delegated(
         &mut self,
-        op: Op,
+        op: OpNumber,
         slot: usize,
         pauses: Vec<PendingUse>,
-        cx: &mut Context<'_>,
+        cx: &mut CoreContext<'_>,
     ) {
-        let Some((turn, Stage::Executing { slots, questions })) = self.phase.awaited(op) else { return };
+        let Some((turn, AgentTurnStage::Executing { slots, questions })) = self.phase.awaited(op) else {
+            return;
+        };
         let Some(place) = slots.get(slot).filter(|place| place.runs && place.result.is_none()) else {
             return;
         };
@@ -113,7 +115,7 @@ impl Core {
         if waits && !waited && (turn.recorded || cx.records >= Durable::Approvals) {
             // The session of the sub-agent has stored the pause. After a restart, this turn repeats the call.
             turn.recorded = true;
-            cx.push(Effect::Record);
+            cx.push(AgentEffect::Record);
         } else {
             cx.record_soon(turn.recorded);
         }
@@ -122,22 +124,27 @@ impl Core {
 
     /// Called when a running tool is about to run a sub-agent that does not survive the process. After a restart, the tool
     /// must not run again.
-    pub(in crate::agent) fn tool_unrepeatable(&mut self, op: Op, slot: usize, cx: &mut Context<'_>) {
-        let Some((turn, Stage::Executing { slots, .. })) = self.phase.awaited(op) else { return };
+    pub(in crate::agent) fn tool_unrepeatable(
+        &mut self,
+        op: OpNumber,
+        slot: usize,
+        cx: &mut CoreContext<'_>,
+    ) {
+        let Some((turn, AgentTurnStage::Executing { slots, .. })) = self.phase.awaited(op) else { return };
         let recorded = turn.recorded;
-        let is_meant = |place: &&mut Slot| place.result.is_none() && place.replay != Replay::Never;
+        let is_meant = |place: &&mut ToolUseSlot| place.result.is_none() && place.replay != Replay::Never;
         let Some(place) = slots.get_mut(slot).filter(is_meant) else { return };
         place.replay = Replay::Never;
         if recorded {
-            cx.push(Effect::Record);
+            cx.push(AgentEffect::Record);
         }
     }
 
     /// Called when a request of the sub-agent of the call with this key, or of one below it, has ended. The rows of
     /// sub-agents that are sessions are stored there.
-    pub(in crate::agent) fn delegated(&mut self, key: &Arc<str>, row: UsageRow, cx: &mut Context<'_>) {
+    pub(in crate::agent) fn delegated(&mut self, key: &Arc<str>, row: UsageRow, cx: &mut CoreContext<'_>) {
         let mut row = UsageRow { purpose: Purpose::SubAgent, message: None, turn: None, step: None, ..row };
-        if let Phase::InTurn { turn, .. } = &mut self.phase {
+        if let AgentPhase::InTurn { turn, .. } = &mut self.phase {
             if row.conversation.is_some() {
                 turn.call_mut(key).add(1, row.usage);
             } else {
@@ -155,16 +162,21 @@ impl Core {
         &mut self,
         key: &Arc<str>,
         stored: UsageSum,
-        cx: &mut Context<'_>,
+        cx: &mut CoreContext<'_>,
     ) {
-        if let Phase::InTurn { turn, .. } = &mut self.phase {
+        if let AgentPhase::InTurn { turn, .. } = &mut self.phase {
             *turn.call_mut(key) = stored;
             cx.record_soon(turn.recorded);
         }
     }
 
     /// Called when a running tool no longer waits for the answer to its question.
-    pub(in crate::agent) fn tool_question_withdrawn(&mut self, op: Op, id: &ToolUseId, cx: &mut Context<'_>) {
+    pub(in crate::agent) fn tool_question_withdrawn(
+        &mut self,
+        op: OpNumber,
+        id: &ToolUseId,
+        cx: &mut CoreContext<'_>,
+    ) {
         if self.phase.awaited(op).is_some() {
             self.withdraw_questions(|question| question.pause.tool_use.id == *id, cx);
         }
@@ -174,9 +186,12 @@ impl Core {
     pub(super) fn withdraw_questions(
         &mut self,
         is_meant: impl Fn(&ToolQuestion) -> bool,
-        cx: &mut Context<'_>,
+        cx: &mut CoreContext<'_>,
     ) {
-        let Phase::InTurn { stage: Stage::Executing { questions, .. }, .. } = &mut self.phase else { return };
+        let AgentPhase::InTurn { stage: AgentTurnStage::Executing { questions, .. }, .. } = &mut self.phase
+        else {
+            return;
+        };
         let before = questions.len();
         questions.retain(|question| !is_meant(question));
         if questions.len() < before {
@@ -190,14 +205,14 @@ impl Core {
         slot: usize,
         id: ToolUseId,
         decision: Decision,
-        cx: &mut Context<'_>,
+        cx: &mut CoreContext<'_>,
     ) {
         let answer = match decision {
             Decision::Execute => Answer::Accepted(None),
             Decision::ExecuteWith(value) => Answer::Accepted(Some(value)),
             Decision::Reject(reason) => Answer::Declined(reason),
             Decision::Provide(result) => {
-                cx.push(Effect::EndTool(slot));
+                cx.push(AgentEffect::EndTool(slot));
                 if let Some(op) = self.phase.op() {
                     self.tool_done(op, slot, result, cx);
                 }
@@ -205,6 +220,6 @@ impl Core {
                 return self.record_now(cx);
             }
         };
-        cx.push(Effect::AnswerTool(id, answer));
+        cx.push(AgentEffect::AnswerTool(id, answer));
     }
 }

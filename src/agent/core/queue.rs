@@ -5,20 +5,20 @@
 
 use std::sync::Arc;
 
-use super::{Context, Core, Effect, add_message, user_message};
+use super::{AgentCore, AgentEffect, CoreContext, add_message, user_message};
 use crate::{
     agent::{Accepted, Next, Prompt, PromptId, PromptState, phase::Turn},
     message::{Message, MessageId, share},
     run::{Error, ErrorKind},
 };
 
-impl Core {
+impl AgentCore {
     /// Accepts a prompt. If no run is active, the prompt starts a run. Otherwise it is staged.
     pub(in crate::agent) fn prompt(
         &mut self,
         prompt: Prompt,
         ask: bool,
-        cx: &mut Context<'_>,
+        cx: &mut CoreContext<'_>,
     ) -> Result<Accepted, Error> {
         self.accept(prompt, ask, cx.max_staged, cx)
     }
@@ -26,7 +26,11 @@ impl Core {
     /// Accepts a prompt that `handle_event` returned. Such a prompt has no sender that could get an error. Therefore,
     /// the queue has room for one such prompt beyond its limit. One is enough, because the next application event is
     /// handled only after the queue is empty.
-    pub(super) fn prompt_from_event(&mut self, prompt: Prompt, cx: &mut Context<'_>) -> Result<(), Error> {
+    pub(super) fn prompt_from_event(
+        &mut self,
+        prompt: Prompt,
+        cx: &mut CoreContext<'_>,
+    ) -> Result<(), Error> {
         self.accept(prompt, false, cx.max_staged.saturating_add(1), cx).map(|_| ())
     }
 
@@ -35,7 +39,7 @@ impl Core {
         mut prompt: Prompt,
         ask: bool,
         limit: usize,
-        cx: &mut Context<'_>,
+        cx: &mut CoreContext<'_>,
     ) -> Result<Accepted, Error> {
         if let Some(state) = self.prompt_state(prompt.id.as_ref()).cloned() {
             return if ask { Err(Error::known_prompt(&state)) } else { Ok(Accepted::Known { state }) };
@@ -80,7 +84,7 @@ impl Core {
     pub(in crate::agent) fn unstage(
         &mut self,
         id: &PromptId,
-        cx: &mut Context<'_>,
+        cx: &mut CoreContext<'_>,
     ) -> Result<Arc<Prompt>, Error> {
         let found = self.staged.iter().position(|prompt| prompt.id.as_ref() == Some(id));
         let Some(index) = found else {
@@ -94,14 +98,14 @@ impl Core {
     }
 
     /// Records a change of the staged prompts, if the run is recorded.
-    fn record_queue(&self, cx: &mut Context<'_>) {
+    fn record_queue(&self, cx: &mut CoreContext<'_>) {
         if self.phase.is_recorded() {
-            cx.push(Effect::Record);
+            cx.push(AgentEffect::Record);
         }
     }
 
     /// Adds the staged prompts for the next step to the turn, after the results of its tools.
-    pub(super) fn join_step(&mut self, turn: &mut Turn, cx: &mut Context<'_>) {
+    pub(super) fn join_step(&mut self, turn: &mut Turn, cx: &mut CoreContext<'_>) {
         turn.joined.clear();
         while let Some(index) = self.staged.iter().position(|prompt| prompt.next == Next::Step) {
             let prompt = self.staged.remove(index);
@@ -132,6 +136,6 @@ impl Core {
 }
 
 /// Returns the id of a prompt that is about to be staged. If the prompt has none, gives it one.
-pub(super) fn give_id(prompt: &mut Prompt, cx: &Context<'_>) -> PromptId {
+pub(super) fn give_id(prompt: &mut Prompt, cx: &CoreContext<'_>) -> PromptId {
     prompt.id.get_or_insert_with(|| PromptId::new((cx.turn_id)().to_string())).clone()
 }

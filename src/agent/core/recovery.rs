@@ -7,15 +7,16 @@ use std::{sync::Arc, time::Duration};
 
 use serde_json::json;
 
-use super::{Call, Context, Core, Effect, tools::tool_call};
+use super::{AgentCore, AgentEffect, CallbackCall, CoreContext, tools::tool_call};
 use crate::{
     agent::{
         Event, Failure, MAX_LIVES, OnUncertain, PendingUse, RecordedStage, Recovery, RecoveryDecision,
         UncertainUse,
         durable::RecoveryFacts,
         phase::{
-            AfterEvent, DecidedUse, Op, Phase, Recovering, RequestFacts, Slot, SlotCall, Stage, StepRemains,
-            ToolAnswer, Tools, Turn,
+            AgentPhase, AgentTurnStage, DecisionFacts, DecisionOrPause, EventContinuation, OpNumber,
+            RequestReplayFacts, StepToolUses, ToolDispatch, ToolUseSlot, Turn, TurnRecoveryStage,
+            UnfinishedStep,
         },
     },
     message::{RequestEnd, Timestamp, ToolResult, ToolUse, Usage, UsageRow},
@@ -26,19 +27,21 @@ use crate::{
 pub(in crate::agent) const UNCERTAIN: &str =
     "Interrupted by a restart. It is not known whether the tool took effect.";
 
-impl Core {
+impl AgentCore {
     /// Starts the continuation of a recorded turn, and asks `handle_recovery`. A turn that was restarted too often
     /// without progress is interrupted.
-    pub(in crate::agent) fn take_up(&mut self, facts: &RecoveryFacts, cx: &mut Context<'_>) {
+    pub(in crate::agent) fn take_up(&mut self, facts: &RecoveryFacts, cx: &mut CoreContext<'_>) {
         let Some(recovery) = self.recovery(facts, cx.tools) else { return };
         let uncertain = recovery.uncertain.iter().filter(|own| own.replay == Replay::Never);
         let uncertain = uncertain.map(|own| own.tool_use.id.clone()).collect();
         cx.emit(Event::Resumed { turn: recovery.turn, lives: facts.lives, uncertain });
-        if let Phase::InTurn { turn, stage: Stage::Recovering(recovering), .. } = &mut self.phase {
+        if let AgentPhase::InTurn { turn, stage: AgentTurnStage::Recovering(recovering), .. } =
+            &mut self.phase
+        {
             recovering.set_waits(facts);
-            let RequestFacts { sent, lost, .. } = turn.request;
+            let RequestReplayFacts { sent, lost, .. } = turn.request;
             // A record that is made before `handle_recovery` returns contains this report, and repeats the stage.
-            if matches!(recovering.stage, Stage::Streaming { .. }) && sent && !lost {
+            if matches!(recovering.stage, AgentTurnStage::Streaming { .. }) && sent && !lost {
                 turn.request.lost = true;
                 lose_request(turn, cx);
             }
@@ -48,16 +51,18 @@ impl Core {
         }
         let op = self.next_op();
         match &mut self.phase {
-            Phase::InTurn { op: awaited, .. } | Phase::Noticing { op: awaited, .. } => *awaited = op,
-            Phase::Idle => {}
+            AgentPhase::InTurn { op: awaited, .. } | AgentPhase::Noticing { op: awaited, .. } => {
+                *awaited = op
+            }
+            AgentPhase::Idle => {}
         }
-        cx.push(Effect::Call(op, Call::HandleRecovery(Box::new(recovery))));
+        cx.push(AgentEffect::Call(op, CallbackCall::HandleRecovery(Box::new(recovery))));
     }
 
     /// Returns the activity at which a recorded turn continues.
     pub(in crate::agent) fn recorded_stage(&self) -> RecordedStage {
         match &self.phase {
-            Phase::InTurn { turn, stage: Stage::Recovering(recovering), .. } => {
+            AgentPhase::InTurn { turn, stage: AgentTurnStage::Recovering(recovering), .. } => {
                 recovering.recorded_stage(turn)
             }
             _ => RecordedStage::Preparing,
@@ -69,8 +74,8 @@ impl Core {
     pub(in crate::agent) fn only_waits(&self, now: Timestamp) -> bool {
         match (self.recorded_stage(), self.phase.stage()) {
             (RecordedStage::Paused, _) => true,
-            (_, Some(Stage::Recovering(recovering))) => match &recovering.stage {
-                Stage::Delaying { until, .. } => *until > now,
+            (_, Some(AgentTurnStage::Recovering(recovering))) => match &recovering.stage {
+                AgentTurnStage::Delaying { until, .. } => *until > now,
                 // A tool that does not wait can be the cause of the restart.
                 stage => stage.only_delegates(),
             },
@@ -81,12 +86,12 @@ impl Core {
     /// Returns the description of the recorded turn for `handle_recovery`.
     fn recovery(&self, facts: &RecoveryFacts, tools: &ToolSet) -> Option<Recovery> {
         let (turn, pending, uncertain) = match &self.phase {
-            Phase::InTurn { op: 0, turn, stage: Stage::Recovering(recovering) } => {
+            AgentPhase::InTurn { op: 0, turn, stage: AgentTurnStage::Recovering(recovering) } => {
                 let pending = turn.working.pending().cloned().collect();
                 let uncertain = recovering.uncertain(turn, facts.recover.on_uncertain, tools);
                 (turn.id, pending, uncertain)
             }
-            Phase::Noticing { op: 0, then: AfterEvent::Continue(between), .. } => {
+            AgentPhase::Noticing { op: 0, then: EventContinuation::Continue(between), .. } => {
                 (between.turn, Vec::new(), Vec::new())
             }
             _ => return None,
@@ -99,11 +104,11 @@ impl Core {
     /// request would go.
     pub(in crate::agent) fn recovered(
         &mut self,
-        op: Op,
+        op: OpNumber,
         decision: RecoveryDecision,
         recovery: &Recovery,
         provider: Replay,
-        cx: &mut Context<'_>,
+        cx: &mut CoreContext<'_>,
     ) {
         if self.phase.op() != Some(op) {
             return;
@@ -115,8 +120,10 @@ impl Core {
             RecoveryDecision::Discard => return drop(self.cancel(cx)),
         }
         match std::mem::take(&mut self.phase) {
-            Phase::Noticing { then: AfterEvent::Continue(between), .. } => self.continue_run(between, cx),
-            Phase::InTurn { turn, stage: Stage::Recovering(recovering), .. } => {
+            AgentPhase::Noticing { then: EventContinuation::Continue(between), .. } => {
+                self.continue_run(between, cx)
+            }
+            AgentPhase::InTurn { turn, stage: AgentTurnStage::Recovering(recovering), .. } => {
                 self.continue_turn(turn, *recovering, recovery, provider, cx);
             }
             other => self.phase = other,
@@ -126,22 +133,22 @@ impl Core {
     fn continue_turn(
         &mut self,
         turn: Box<Turn>,
-        recovering: Recovering,
+        recovering: TurnRecoveryStage,
         recovery: &Recovery,
         provider: Replay,
-        cx: &mut Context<'_>,
+        cx: &mut CoreContext<'_>,
     ) {
         if turn.compaction.is_some() {
             // The next request makes the compaction.
             return self.end_compaction(turn, None, false, cx);
         }
-        let Recovering { stage, spent } = recovering;
+        let TurnRecoveryStage { stage, spent } = recovering;
         if let Some(limit) = turn.origin.prompt.turn_timeout.or(cx.config.settings.turn_timeout) {
-            cx.push(Effect::WatchOn { limit, spent });
+            cx.push(AgentEffect::WatchOn { limit, spent });
         }
         match stage {
-            Stage::Streaming { .. } => self.stream_again(turn, provider, cx),
-            Stage::Deciding { tools } | Stage::Paused { tools } => {
+            AgentTurnStage::Streaming { .. } => self.stream_again(turn, provider, cx),
+            AgentTurnStage::Deciding { tools } | AgentTurnStage::Paused { tools } => {
                 if tools.next().is_some() {
                     return self.decide_next(turn, tools, cx);
                 }
@@ -150,34 +157,37 @@ impl Core {
                 }
                 self.wait(turn, tools, cx);
             }
-            Stage::Executing { slots, .. } => self.execute_again(turn, slots, recovery, cx),
-            Stage::Reviewing { slots, reviewed } => {
+            AgentTurnStage::Executing { slots, .. } => self.execute_again(turn, slots, recovery, cx),
+            AgentTurnStage::Reviewing { slots, reviewed } => {
                 emit_runs(&slots[reviewed.len()..], cx);
                 self.review_next(turn, slots, reviewed, cx);
             }
-            Stage::Concluding { end } => self.ask_handle_turn(turn, end, cx),
-            Stage::Failing { failure, remains } => {
+            AgentTurnStage::Concluding { end } => self.ask_handle_turn(turn, end, cx),
+            AgentTurnStage::Failing { failure, remains } => {
                 emit_runs(&remains.slots[remains.reviewed.len()..], cx);
                 self.recover(turn, failure, *remains, cx);
             }
-            Stage::Delaying { delay, until } => {
+            AgentTurnStage::Delaying { delay, until } => {
                 let left = until.since(cx.now()).min(delay);
-                let op = self.enter(turn, Stage::Delaying { delay, until });
-                cx.push(Effect::Delay(op, left));
+                let op = self.enter(turn, AgentTurnStage::Delaying { delay, until });
+                cx.push(AgentEffect::Delay(op, left));
             }
-            Stage::Noticing { .. } | Stage::Preparing | Stage::Compacting { .. } | Stage::Recovering(_) => {
+            AgentTurnStage::Noticing { .. }
+            | AgentTurnStage::Preparing
+            | AgentTurnStage::Compacting { .. }
+            | AgentTurnStage::Recovering(_) => {
                 self.prepare(turn, cx);
             }
         }
     }
 
     /// Sends the request again, unless it must not be repeated.
-    fn stream_again(&mut self, mut turn: Box<Turn>, provider: Replay, cx: &mut Context<'_>) {
+    fn stream_again(&mut self, mut turn: Box<Turn>, provider: Replay, cx: &mut CoreContext<'_>) {
         if !turn.request.sent {
             return self.prepare(turn, cx);
         }
         if turn.request.is_uncertain(provider) {
-            return self.recover(turn, Failure::Uncertain, StepRemains::default(), cx);
+            return self.recover(turn, Failure::Uncertain, UnfinishedStep::default(), cx);
         }
         turn.answer = None;
         // Tools of the interrupted step may have started without a record. The repetition is a new step, so that its
@@ -200,18 +210,18 @@ impl Core {
     fn execute_again(
         &mut self,
         mut turn: Box<Turn>,
-        mut slots: Vec<Slot>,
+        mut slots: Vec<ToolUseSlot>,
         recovery: &Recovery,
-        cx: &mut Context<'_>,
+        cx: &mut CoreContext<'_>,
     ) {
-        let choice = |slot: &Slot| {
+        let choice = |slot: &ToolUseSlot| {
             recovery
                 .uncertain
                 .iter()
                 .find(|own| own.tool_use.id == slot.tool_use.id)
                 .filter(|_| slot.result.is_none())
         };
-        let asks = |slot: &Slot| {
+        let asks = |slot: &ToolUseSlot| {
             choice(slot)
                 .is_some_and(|own| own.replay == Replay::Never && own.on_uncertain == OnUncertain::Ask)
         };
@@ -221,7 +231,7 @@ impl Core {
             let now = cx.now();
             let answers = slots.iter().map(|slot| answer_again(slot, choice(slot), &turn, now)).collect();
             let uses = slots.into_iter().map(|slot| slot.tool_use).collect();
-            return self.answered_all(turn, Box::new(Tools { uses, answers, early: Vec::new() }), cx);
+            return self.answered_all(turn, Box::new(StepToolUses { uses, answers, early: Vec::new() }), cx);
         }
         let mut calls = Vec::new();
         let mut reported = Vec::new();
@@ -232,31 +242,31 @@ impl Core {
                 replay => {
                     (slot.replay, slot.waits) = (replay, false);
                     let call = tool_call(&turn, place, &slot.tool_use, slot.input.as_ref());
-                    calls.push(SlotCall { is_repeated: true, ..call });
+                    calls.push(ToolDispatch { is_repeated: true, ..call });
                 }
             }
         }
         for place in &reported {
             let slot = &mut slots[*place];
             slot.result = Some(ToolResult::error(&slot.tool_use, UNCERTAIN));
-            slot.decided = Some(Box::new(DecidedUse::cut_off(slot.decided.take(), cx.now())));
+            slot.decided = Some(Box::new(DecisionFacts::cut_off(slot.decided.take(), cx.now())));
         }
         emit_runs(&slots, cx);
         if !reported.is_empty() {
-            cx.push(Effect::Record);
+            cx.push(AgentEffect::Record);
         } else if !calls.is_empty() {
             // The record from which the turn was restored already contains the step in this state, so no new record is
             // needed.
-            let op = self.enter(turn, Stage::Executing { slots, questions: Vec::new() });
-            return cx.hold_back(true, Effect::RunTools(op, calls));
+            let op = self.enter(turn, AgentTurnStage::Executing { slots, questions: Vec::new() });
+            return cx.hold_back(true, AgentEffect::RunTools(op, calls));
         }
         self.run_tools(turn, slots, calls, cx);
     }
 }
 
-impl Recovering {
+impl TurnRecoveryStage {
     fn set_waits(&mut self, facts: &RecoveryFacts) {
-        let Stage::Deciding { tools } = &mut self.stage else { return };
+        let AgentTurnStage::Deciding { tools } = &mut self.stage else { return };
         for pause in tools.pauses_mut() {
             let known = facts.waits.iter().find(|(id, ..)| *id == pause.tool_use.id);
             if let Some((_, since, expires)) = known {
@@ -268,7 +278,7 @@ impl Recovering {
 
     /// Returns the tool uses whose tools were running.
     fn uncertain(&self, turn: &Turn, on_uncertain: OnUncertain, tools: &ToolSet) -> Vec<UncertainUse> {
-        let Stage::Executing { slots, .. } = &self.stage else { return Vec::new() };
+        let AgentTurnStage::Executing { slots, .. } = &self.stage else { return Vec::new() };
         let open = slots.iter().enumerate().filter(|(_, slot)| slot.result.is_none());
         let uncertain = open.map(|(place, slot)| {
             let call = tool_call(turn, place, &slot.tool_use, slot.input.as_ref());
@@ -284,28 +294,30 @@ impl Recovering {
 
     fn recorded_stage(&self, turn: &Turn) -> RecordedStage {
         match &self.stage {
-            Stage::Streaming { .. } if turn.request.sent => RecordedStage::Streaming,
-            Stage::Noticing { .. }
-            | Stage::Preparing
-            | Stage::Compacting { .. }
-            | Stage::Streaming { .. }
-            | Stage::Recovering(_) => RecordedStage::Preparing,
-            Stage::Deciding { tools } if tools.next().is_none() && tools.undecided().next().is_some() => {
+            AgentTurnStage::Streaming { .. } if turn.request.sent => RecordedStage::Streaming,
+            AgentTurnStage::Noticing { .. }
+            | AgentTurnStage::Preparing
+            | AgentTurnStage::Compacting { .. }
+            | AgentTurnStage::Streaming { .. }
+            | AgentTurnStage::Recovering(_) => RecordedStage::Preparing,
+            AgentTurnStage::Deciding { tools }
+                if tools.next().is_none() && tools.undecided().next().is_some() =>
+            {
                 RecordedStage::Paused
             }
-            Stage::Deciding { .. } => RecordedStage::Deciding,
-            Stage::Paused { .. } => RecordedStage::Paused,
-            Stage::Executing { .. } => RecordedStage::Executing,
-            Stage::Reviewing { .. } => RecordedStage::Reviewing,
-            Stage::Concluding { .. } => RecordedStage::Concluding,
-            Stage::Failing { .. } => RecordedStage::Failing,
-            Stage::Delaying { .. } => RecordedStage::Delaying,
+            AgentTurnStage::Deciding { .. } => RecordedStage::Deciding,
+            AgentTurnStage::Paused { .. } => RecordedStage::Paused,
+            AgentTurnStage::Executing { .. } => RecordedStage::Executing,
+            AgentTurnStage::Reviewing { .. } => RecordedStage::Reviewing,
+            AgentTurnStage::Concluding { .. } => RecordedStage::Concluding,
+            AgentTurnStage::Failing { .. } => RecordedStage::Failing,
+            AgentTurnStage::Delaying { .. } => RecordedStage::Delaying,
         }
     }
 }
 
 /// Emits the usage of a request whose response was lost.
-fn lose_request(turn: &Turn, cx: &mut Context<'_>) {
+fn lose_request(turn: &Turn, cx: &mut CoreContext<'_>) {
     let row = UsageRow::new(RequestEnd::Lost, Usage::default())
         .with_turn(turn.id)
         .with_step(turn.step)
@@ -317,37 +329,42 @@ fn lose_request(turn: &Turn, cx: &mut Context<'_>) {
 
 /// Returns the answer about one tool use of an interrupted step. At least one tool use of this step waits for a
 /// decision on whether its tool runs again.
-fn answer_again(slot: &Slot, uncertain: Option<&UncertainUse>, turn: &Turn, now: Timestamp) -> ToolAnswer {
+fn answer_again(
+    slot: &ToolUseSlot,
+    uncertain: Option<&UncertainUse>,
+    turn: &Turn,
+    now: Timestamp,
+) -> DecisionOrPause {
     // The result states the input with which the tool ran. The input is not part of a provided result.
     let mut decided = slot.decided.clone();
     if let (Some(own), Some(input)) = (&mut decided, &slot.input) {
         own.decision.input = Some(input.clone());
     }
     if let Some(result) = &slot.result {
-        return ToolAnswer::Decided(Decision::Provide(result.clone()), decided);
+        return DecisionOrPause::Decided(Decision::Provide(result.clone()), decided);
     }
     let Some(own) = uncertain.filter(|own| own.replay == Replay::Never) else {
-        return ToolAnswer::Decided(
+        return DecisionOrPause::Decided(
             slot.input.clone().map_or(Decision::Execute, Decision::ExecuteWith),
             decided,
         );
     };
     match own.on_uncertain {
-        OnUncertain::Report => ToolAnswer::Decided(
+        OnUncertain::Report => DecisionOrPause::Decided(
             Decision::Provide(ToolResult::error(&slot.tool_use, UNCERTAIN)),
-            Some(Box::new(DecidedUse::cut_off(decided, now))),
+            Some(Box::new(DecisionFacts::cut_off(decided, now))),
         ),
         OnUncertain::Ask => {
             let pause = PendingUse::new(turn.id, ToolUse::clone(&own.tool_use));
             let reason = json!({ "uncertain": { "idempotency_key": &*own.idempotency_key } });
             let pause = pause.with_input_replaced(slot.input.is_some()).with_reason(reason);
-            ToolAnswer::Waits(Arc::new(pause), decided)
+            DecisionOrPause::Waits(Arc::new(pause), decided)
         }
     }
 }
 
 /// Emits again the start and the end of each tool of a step, which subscribers expect before the results.
-fn emit_runs(slots: &[Slot], cx: &mut Context<'_>) {
+fn emit_runs(slots: &[ToolUseSlot], cx: &mut CoreContext<'_>) {
     for slot in slots.iter().filter(|slot| slot.runs) {
         let tool_use_id = slot.tool_use.id.clone();
         cx.emit(Event::ToolStart { tool_use_id: tool_use_id.clone(), input: slot.input.clone() });

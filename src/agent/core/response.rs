@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use serde_json::Value;
 
-use super::Context;
+use super::CoreContext;
 use crate::{
     agent::{
         Config, Response,
@@ -15,7 +15,7 @@ use crate::{
 };
 
 /// The value that was read from a response with the output schema, or the problem with the response.
-pub(super) type Output = Result<Value, String>;
+pub(super) type StructuredOutputResult = Result<Value, String>;
 
 /// Returns a response that covers the turn so far.
 pub(super) fn respond(turn: &Turn, stop_reason: StopReason, config: &Config) -> Response {
@@ -66,7 +66,7 @@ pub(super) fn parse_output(response: &mut Response, turn: &Turn) {
 }
 
 /// Reads the output from a message, if its request has an output schema and the message uses no tools.
-pub(super) fn read_answer(answer: &Message, turn: &Turn) -> Option<Output> {
+pub(super) fn read_answer(answer: &Message, turn: &Turn) -> Option<StructuredOutputResult> {
     let schema = turn.wanted.output.as_ref()?;
     let done = answer.tool_uses().next().is_none();
     done.then(|| read_output(answer, schema, turn.output_enforced))
@@ -77,7 +77,7 @@ pub(super) fn discarded(
     turn: &Turn,
     partial: Option<Box<Fold>>,
     reason: StopReason,
-    cx: &Context<'_>,
+    cx: &CoreContext<'_>,
 ) -> Response {
     let mut response = respond(turn, reason, cx.config);
     if let Some(fold) = partial {

@@ -8,16 +8,19 @@
 use std::{sync::Arc, time::Duration};
 
 use super::{
-    Call, Context, Core, Effect, add_message, announce,
+    AgentCore, AgentEffect, CallbackCall, CoreContext, add_message, announce,
     compacting::spend,
-    response::{Output, read_answer, respond_with},
+    response::{StructuredOutputResult, read_answer, respond_with},
     spending::{emit_partial_usage, emit_usage},
     user_message,
 };
 use crate::{
     agent::{
         Event, Failure, Response,
-        phase::{Compacted, Op, Phase, Stage, StepRemains, StreamQuestion, Turn, in_stage},
+        phase::{
+            AgentPhase, AgentTurnStage, CompactionStatus, OpNumber, StreamQuestion, Turn, UnfinishedStep,
+            in_stage,
+        },
     },
     message::{Content, Message, RequestEnd, ToolResult, ToolUse, Usage},
     provider::{
@@ -25,10 +28,10 @@ use crate::{
     },
 };
 
-impl Core {
+impl AgentCore {
     /// Processes a delta of the response.
-    pub(in crate::agent) fn delta(&mut self, op: Op, delta: Delta, cx: &mut Context<'_>) {
-        let Some((turn, Stage::Streaming { fold, question })) = self.phase.awaited(op) else {
+    pub(in crate::agent) fn delta(&mut self, op: OpNumber, delta: Delta, cx: &mut CoreContext<'_>) {
+        let Some((turn, AgentTurnStage::Streaming { fold, question })) = self.phase.awaited(op) else {
             return self.summary_delta(op, &delta, cx);
         };
         let delta = match delta {
@@ -61,58 +64,58 @@ impl Core {
             other => other,
         };
         match fold.apply(&delta) {
-            Ok(()) => cx.effects.extend(event_of(delta, fold).map(Effect::Emit)),
+            Ok(()) => cx.effects.extend(event_of(delta, fold).map(AgentEffect::Emit)),
             Err(error) => self.stream_failed(op, error.into(), cx),
         }
     }
 
     /// Processes the provider's question, which asks for a decision about a tool that the service runs. One question is
     /// processed at a time.
-    pub(in crate::agent) fn asked(&mut self, op: Op, mut tool_use: ToolUse, cx: &mut Context<'_>) {
-        if let Some((_, Stage::Streaming { fold, question })) = self.phase.awaited(op)
+    pub(in crate::agent) fn asked(&mut self, op: OpNumber, mut tool_use: ToolUse, cx: &mut CoreContext<'_>) {
+        if let Some((_, AgentTurnStage::Streaming { fold, question })) = self.phase.awaited(op)
             && question.is_none()
         {
             self.last_op += 1;
             let op = self.last_op;
             tool_use.id = self.waited.of_question(tool_use.id, op, fold);
             *question = Some(Box::new(StreamQuestion { op, tool_use: tool_use.clone(), paused: None }));
-            cx.push(Effect::Call(op, Call::HandleToolUse(Box::new(tool_use))));
+            cx.push(AgentEffect::Call(op, CallbackCall::HandleToolUse(Box::new(tool_use))));
         }
     }
 
     /// Returns whether a question of the provider can be processed now.
     pub(in crate::agent) fn can_be_asked(&self) -> bool {
-        matches!(self.phase.stage(), Some(Stage::Streaming { question: None, .. }))
+        matches!(self.phase.stage(), Some(AgentTurnStage::Streaming { question: None, .. }))
     }
 
     /// Drops the provider's question, because the provider no longer waits for the answer.
-    pub(in crate::agent) fn question_withdrawn(&mut self, cx: &mut Context<'_>) {
-        if let Phase::InTurn { stage: Stage::Streaming { question, .. }, .. } = &mut self.phase
+    pub(in crate::agent) fn question_withdrawn(&mut self, cx: &mut CoreContext<'_>) {
+        if let AgentPhase::InTurn { stage: AgentTurnStage::Streaming { question, .. }, .. } = &mut self.phase
             && question.take().is_some()
         {
-            cx.push(Effect::DropCall);
+            cx.push(AgentEffect::DropCall);
             self.emit_pauses(cx);
         }
     }
 
     /// Processes the end of a stream that did not fail.
-    pub(in crate::agent) fn stream_ended(&mut self, op: Op, cx: &mut Context<'_>) {
-        let streaming = in_stage!(Stage::Streaming { fold, question } => (fold, question));
+    pub(in crate::agent) fn stream_ended(&mut self, op: OpNumber, cx: &mut CoreContext<'_>) {
+        let streaming = in_stage!(AgentTurnStage::Streaming { fold, question } => (fold, question));
         let Some((mut turn, (fold, question))) = self.phase.take_awaited(op, streaming) else {
             return self.summary_ended(op, cx);
         };
         if question.is_some() {
-            cx.push(Effect::DropCall);
+            cx.push(AgentEffect::DropCall);
             self.emit_pauses(cx);
         }
         if fold.message().stop_reason.is_none() {
-            return self.recover(turn, truncated().into(), StepRemains::of(fold), cx);
+            return self.recover(turn, truncated().into(), UnfinishedStep::of(fold), cx);
         }
         let open: Vec<usize> =
             (0..fold.blocks().len()).filter(|index| !fold.blocks()[*index].ended).collect();
         let folded = match fold.finish(cx.now()) {
             Ok(folded) => folded,
-            Err(error) => return self.recover(turn, error.into(), StepRemains::default(), cx),
+            Err(error) => return self.recover(turn, error.into(), UnfinishedStep::default(), cx),
         };
         let Completion { mut message, mut stop_reason, usage, model, warnings, output_enforced, .. } = folded;
         turn.usage += usage;
@@ -129,7 +132,7 @@ impl Core {
         if stop_reason == StopReason::ContextLength && message.tool_uses().next().is_none() {
             let text = "the response has reached the end of the model's context window";
             let failure = ProviderError::new(ProviderErrorKind::ContextTooLong, text).into();
-            let void = |turn: &mut Turn, cx: &mut Context<'_>| {
+            let void = |turn: &mut Turn, cx: &mut CoreContext<'_>| {
                 emit_usage(turn, usage, turn.model.clone(), RequestEnd::Void, cx);
             };
             match self.compact_overflow(turn, &failure, void, cx) {
@@ -155,12 +158,12 @@ impl Core {
         // no longer sent.
         turn.corrections.forget();
         turn.compacted = match turn.compacted {
-            Compacted::No | Compacted::Once => Compacted::No,
-            Compacted::Failed | Compacted::NotBySize => Compacted::NotBySize,
+            CompactionStatus::No | CompactionStatus::Once => CompactionStatus::No,
+            CompactionStatus::Failed | CompactionStatus::NotBySize => CompactionStatus::NotBySize,
         };
         for index in open {
             cx.effects.extend(
-                message.content.get(index).and_then(|block| end_event(index, block)).map(Effect::Emit),
+                message.content.get(index).and_then(|block| end_event(index, block)).map(AgentEffect::Emit),
             );
         }
         turn.warnings.extend(warnings.iter().cloned());
@@ -191,7 +194,7 @@ impl Core {
         answer: Message,
         usage: Usage,
         problem: &str,
-        cx: &mut Context<'_>,
+        cx: &mut CoreContext<'_>,
     ) {
         emit_usage(&turn, usage, turn.model.clone(), RequestEnd::Void, cx);
         turn.corrections.add(answer, problem, cx.now());
@@ -205,8 +208,8 @@ impl Core {
         mut turn: Box<Turn>,
         stop_reason: StopReason,
         uses: Vec<ToolUse>,
-        read: Option<Output>,
-        cx: &mut Context<'_>,
+        read: Option<StructuredOutputResult>,
+        cx: &mut CoreContext<'_>,
     ) {
         let exhausted = turn.is_exhausted();
         if uses.is_empty() {
@@ -251,19 +254,24 @@ impl Core {
     }
 
     /// Called when the request could not be prepared or sent, was refused by a budget, or when its stream failed.
-    pub(in crate::agent) fn stream_failed(&mut self, op: Op, failure: Failure, cx: &mut Context<'_>) {
-        let opening = in_stage!(stage @ (Stage::Preparing | Stage::Compacting { .. } | Stage::Streaming { .. }) => stage);
+    pub(in crate::agent) fn stream_failed(
+        &mut self,
+        op: OpNumber,
+        failure: Failure,
+        cx: &mut CoreContext<'_>,
+    ) {
+        let opening = in_stage!(stage @ (AgentTurnStage::Preparing | AgentTurnStage::Compacting { .. } | AgentTurnStage::Streaming { .. }) => stage);
         let Some((mut turn, stage)) = self.phase.take_awaited(op, opening) else {
             return;
         };
-        if let Stage::Streaming { question, .. } = &stage {
-            cx.push(Effect::Abort);
+        if let AgentTurnStage::Streaming { question, .. } = &stage {
+            cx.push(AgentEffect::Abort);
             if question.is_some() {
                 self.emit_pauses(cx);
             }
         }
-        if let Stage::Compacting { mut fold, plan } = stage {
-            cx.push(Effect::Abort);
+        if let AgentTurnStage::Compacting { mut fold, plan } = stage {
+            cx.push(AgentEffect::Abort);
             let model = fold.message().model.clone();
             spend(&mut turn, fold.take_usage(), model, RequestEnd::Failed, cx);
             return self.compaction_failed(turn, plan, failure, cx);
@@ -276,7 +284,7 @@ impl Core {
                 return self.fail(turn, failure, remains, cx);
             }
         }
-        let void = |turn: &mut Turn, cx: &mut Context<'_>| {
+        let void = |turn: &mut Turn, cx: &mut CoreContext<'_>| {
             if let Some(partial) = &remains.partial {
                 turn.usage += partial.usage();
                 emit_partial_usage(turn, partial, RequestEnd::Void, cx);
@@ -292,16 +300,17 @@ impl Core {
         &mut self,
         mut turn: Box<Turn>,
         failure: Failure,
-        remains: StepRemains,
-        cx: &mut Context<'_>,
+        remains: UnfinishedStep,
+        cx: &mut CoreContext<'_>,
     ) {
         turn.refused = !remains.has_begun() && (turn.refused || failure.is_refusal());
         cx.record_soon(turn.recorded);
         if let Some(model) = turn.take_backup(&failure, cx.config) {
             return self.repeat(turn, failure, remains.partial, Duration::ZERO, Some(model), cx);
         }
-        let op = self.enter(turn, Stage::Failing { failure: failure.clone(), remains: Box::new(remains) });
-        cx.push(Effect::Call(op, Call::HandleError(Box::new(failure))));
+        let op = self
+            .enter(turn, AgentTurnStage::Failing { failure: failure.clone(), remains: Box::new(remains) });
+        cx.push(AgentEffect::Call(op, CallbackCall::HandleError(Box::new(failure))));
     }
 }
 
@@ -327,7 +336,7 @@ pub(super) fn close_tool_uses(
     turn: &mut Turn,
     results: Vec<ToolResult>,
     emitted: usize,
-    cx: &mut Context<'_>,
+    cx: &mut CoreContext<'_>,
 ) {
     for result in &results[emitted..] {
         cx.emit(Event::ToolResult { result: Box::new(result.clone()), input: None });

@@ -5,42 +5,55 @@ use std::{fmt::Write, sync::Arc};
 use serde_json::Value;
 
 use super::{
-    Call, Context, Core, Effect,
+    AgentCore, AgentEffect, CallbackCall, CoreContext,
     pauses::{NEEDS_APPROVAL, answer, answer_provider, problem_of},
     streaming::close_tool_uses,
 };
 use crate::{
     agent::{
         Decided, Durable, Event, PendingUse, Response, ToolDecision,
-        phase::{DecidedUse, Op, Phase, Slot, SlotCall, Stage, ToolAnswer, Tools, Turn, TurnEnd, in_stage},
+        phase::{
+            AgentPhase, AgentTurnStage, DecisionFacts, DecisionOrPause, OpNumber, StepToolUses, ToolDispatch,
+            ToolUseSlot, Turn, TurnEnd, in_stage,
+        },
     },
     message::{Content, DecisionKind, Message, Role, ToolResult, ToolUse, TurnId},
     provider::{Fold, StopReason},
     tool::{Decision, Replay},
 };
 
-impl Core {
+impl AgentCore {
     /// Starts processing the tool uses of a response.
-    pub(super) fn decide(&mut self, turn: Box<Turn>, uses: Vec<ToolUse>, cx: &mut Context<'_>) {
-        self.decide_next(turn, Box::new(Tools { uses, answers: Vec::new(), early: Vec::new() }), cx);
+    pub(super) fn decide(&mut self, turn: Box<Turn>, uses: Vec<ToolUse>, cx: &mut CoreContext<'_>) {
+        self.decide_next(turn, Box::new(StepToolUses { uses, answers: Vec::new(), early: Vec::new() }), cx);
     }
 
     /// Asks `handle_tool_use` about the next tool use. After the last tool use, the agent pauses if the callback left a
     /// decision to the application. Otherwise, the step continues with the decisions.
-    pub(super) fn decide_next(&mut self, turn: Box<Turn>, tools: Box<Tools>, cx: &mut Context<'_>) {
+    pub(super) fn decide_next(
+        &mut self,
+        turn: Box<Turn>,
+        tools: Box<StepToolUses>,
+        cx: &mut CoreContext<'_>,
+    ) {
         let Some(tool_use) = tools.next().cloned() else {
             return self.answered_all(turn, tools, cx);
         };
-        let op = self.enter(turn, Stage::Deciding { tools });
-        cx.push(Effect::Call(op, Call::HandleToolUse(Box::new(tool_use))));
+        let op = self.enter(turn, AgentTurnStage::Deciding { tools });
+        cx.push(AgentEffect::Call(op, CallbackCall::HandleToolUse(Box::new(tool_use))));
     }
 
     /// Called when `handle_tool_use` has returned, for a tool use of the response or for a question of the provider.
-    pub(in crate::agent) fn tool_decided(&mut self, op: Op, decision: ToolDecision, cx: &mut Context<'_>) {
+    pub(in crate::agent) fn tool_decided(
+        &mut self,
+        op: OpNumber,
+        decision: ToolDecision,
+        cx: &mut CoreContext<'_>,
+    ) {
         if let Some(problem) = problem_of(&decision) {
-            return self.call_failed(op, Call::HANDLE_TOOL_USE, problem, cx);
+            return self.call_failed(op, CallbackCall::HANDLE_TOOL_USE, problem, cx);
         }
-        let deciding = in_stage!(Stage::Deciding { tools } => tools);
+        let deciding = in_stage!(AgentTurnStage::Deciding { tools } => tools);
         let Some((turn, mut tools)) = self.phase.take_awaited(op, deciding) else {
             return self.question_decided(op, decision, cx);
         };
@@ -53,19 +66,21 @@ impl Core {
     }
 
     /// Called when `handle_tool_use` has returned for a question of the provider.
-    fn question_decided(&mut self, op: Op, decision: ToolDecision, cx: &mut Context<'_>) {
-        let Phase::InTurn { turn, stage: Stage::Streaming { question, .. }, .. } = &mut self.phase else {
+    fn question_decided(&mut self, op: OpNumber, decision: ToolDecision, cx: &mut CoreContext<'_>) {
+        let AgentPhase::InTurn { turn, stage: AgentTurnStage::Streaming { question, .. }, .. } =
+            &mut self.phase
+        else {
             return;
         };
         let Some(asked) = question.as_mut().filter(|asked| asked.op == op && asked.paused.is_none()) else {
             return;
         };
         match answer(decision, &asked.tool_use, turn, cx) {
-            ToolAnswer::Decided(decision, _) => {
+            DecisionOrPause::Decided(decision, _) => {
                 *question = None;
                 answer_provider(turn, decision, cx);
             }
-            ToolAnswer::Waits(mut pause, _) => {
+            DecisionOrPause::Waits(mut pause, _) => {
                 Arc::make_mut(&mut pause).survives = false;
                 asked.paused = Some(pause);
                 cx.record_soon(turn.recorded);
@@ -76,7 +91,12 @@ impl Core {
 
     /// Called when each tool use of the step has an answer. If some of them wait for decisions, the agent pauses.
     /// Otherwise, the decisions are carried out.
-    pub(super) fn answered_all(&mut self, mut turn: Box<Turn>, tools: Box<Tools>, cx: &mut Context<'_>) {
+    pub(super) fn answered_all(
+        &mut self,
+        mut turn: Box<Turn>,
+        tools: Box<StepToolUses>,
+        cx: &mut CoreContext<'_>,
+    ) {
         if tools.pauses().next().is_some() {
             if cx.records >= Durable::Approvals {
                 turn.recorded = true;
@@ -86,26 +106,26 @@ impl Core {
             }
             // Whoever reads the store sees these ids from now on, so no later tool use of the turn may have them.
             self.waited.add_all(tools.pauses(), &mut turn);
-            let op = self.enter(turn, Stage::Deciding { tools });
-            return cx.gate(true, Effect::Return(op));
+            let op = self.enter(turn, AgentTurnStage::Deciding { tools });
+            return cx.gate(true, AgentEffect::Return(op));
         }
-        let Tools { uses, answers, .. } = *tools;
-        let decisions: Vec<_> = answers.into_iter().filter_map(ToolAnswer::into_decision).collect();
+        let StepToolUses { uses, answers, .. } = *tools;
+        let decisions: Vec<_> = answers.into_iter().filter_map(DecisionOrPause::into_decision).collect();
         self.decided_all(turn, uses, decisions, cx);
     }
 
     /// Waits for the decisions about the tool uses that need one. Decisions that were made earlier are applied.
-    pub(super) fn wait(&mut self, turn: Box<Turn>, mut tools: Box<Tools>, cx: &mut Context<'_>) {
+    pub(super) fn wait(&mut self, turn: Box<Turn>, mut tools: Box<StepToolUses>, cx: &mut CoreContext<'_>) {
         let early = std::mem::take(&mut tools.early);
-        self.enter(turn, Stage::Paused { tools });
+        self.enter(turn, AgentTurnStage::Paused { tools });
         self.pause(cx);
         self.decide_waiting(early, cx);
     }
 
     /// Called when the pause is stored, so that it can be reported.
-    pub(in crate::agent) fn paused(&mut self, op: Op, cx: &mut Context<'_>) {
+    pub(in crate::agent) fn paused(&mut self, op: OpNumber, cx: &mut CoreContext<'_>) {
         if let Some((turn, tools)) =
-            self.phase.take_awaited(op, in_stage!(Stage::Deciding { tools } => tools))
+            self.phase.take_awaited(op, in_stage!(AgentTurnStage::Deciding { tools } => tools))
         {
             self.wait(turn, tools, cx);
         }
@@ -115,8 +135,8 @@ impl Core {
         &mut self,
         turn: Box<Turn>,
         uses: Vec<ToolUse>,
-        decisions: Vec<(Decision, Option<Box<DecidedUse>>)>,
-        cx: &mut Context<'_>,
+        decisions: Vec<(Decision, Option<Box<DecisionFacts>>)>,
+        cx: &mut CoreContext<'_>,
     ) {
         let has_no_handler = |tool_use: &ToolUse, (decision, _): &(Decision, _)| {
             matches!(decision, Decision::Execute | Decision::ExecuteWith(_))
@@ -141,7 +161,16 @@ impl Core {
             }
             let replay = cx.tools.replay(&tool_use.name);
             let runs = result.is_none();
-            slots.push(Slot { tool_use, input, decided, runs, asked: 0, replay, waits: false, result });
+            slots.push(ToolUseSlot {
+                tool_use,
+                input,
+                decided,
+                runs,
+                asked: 0,
+                replay,
+                waits: false,
+                result,
+            });
         }
         self.run_tools(turn, slots, calls, cx);
         self.decided = self.last_op;
@@ -151,9 +180,10 @@ impl Core {
     /// a decision was made about a tool use that had waited, this tool use waits again, together with its decision, as
     /// if the decision had been made while no process had the conversation open. Otherwise, `handle_tool_use` decides
     /// again.
-    pub(super) fn withdrawn(&self) -> Option<Tools> {
+    pub(super) fn withdrawn(&self) -> Option<StepToolUses> {
         let at = self.leaving_since?;
-        let Phase::InTurn { op, turn, stage: Stage::Executing { slots, .. } } = &self.phase else {
+        let AgentPhase::InTurn { op, turn, stage: AgentTurnStage::Executing { slots, .. } } = &self.phase
+        else {
             return None;
         };
         if *op != self.decided {
@@ -164,15 +194,15 @@ impl Core {
             Some(_) => slots.len(),
             None => slots.iter().position(|slot| slot.result.is_none())?,
         };
-        let decision = |slot: &Slot| match (&slot.result, &slot.input) {
+        let decision = |slot: &ToolUseSlot| match (&slot.result, &slot.input) {
             (Some(result), _) => Decision::Provide(result.clone()),
             (None, Some(input)) => Decision::ExecuteWith(input.clone()),
             (None, None) => Decision::Execute,
         };
-        let answer = |slot: &Slot| ToolAnswer::Decided(decision(slot), slot.decided.clone());
+        let answer = |slot: &ToolUseSlot| DecisionOrPause::Decided(decision(slot), slot.decided.clone());
         let mut answers: Vec<_> = slots[..kept].iter().map(answer).collect();
         let early = waited.map(|place| {
-            let Slot { tool_use, decided, result, .. } = &slots[place];
+            let ToolUseSlot { tool_use, decided, result, .. } = &slots[place];
             let own = decided.as_deref().map(|own| &own.decision);
             let kind = own.map(|own| own.kind);
             let decision = match result {
@@ -180,14 +210,14 @@ impl Core {
                 _ => decision(&slots[place]),
             };
             let pause = PendingUse::new(turn.id, tool_use.clone()).with_reason(NEEDS_APPROVAL.into());
-            let stands = decided.clone().map(|own| Box::new(DecidedUse { stands: true, ..*own }));
-            answers[place] = ToolAnswer::Waits(Arc::new(pause), stands);
+            let stands = decided.clone().map(|own| Box::new(DecisionFacts { stands: true, ..*own }));
+            answers[place] = DecisionOrPause::Waits(Arc::new(pause), stands);
             let (by, expired) = (own.and_then(|own| own.by.clone()), kind == Some(DecisionKind::Expired));
             let (tool_use_id, at) = (tool_use.id.clone(), own.map_or(at, |own| own.at));
             Decided { turn: turn.id, tool_use_id, decision, by, expired, at }
         });
         let uses = slots.iter().map(|slot| slot.tool_use.clone()).collect();
-        Some(Tools { uses, answers, early: early.into_iter().collect() })
+        Some(StepToolUses { uses, answers, early: early.into_iter().collect() })
     }
 
     /// Runs the tools of a step. If the turn is recorded and one of the tools must not run twice, or only with its key,
@@ -195,19 +225,19 @@ impl Core {
     pub(super) fn run_tools(
         &mut self,
         turn: Box<Turn>,
-        slots: Vec<Slot>,
-        calls: Vec<SlotCall>,
-        cx: &mut Context<'_>,
+        slots: Vec<ToolUseSlot>,
+        calls: Vec<ToolDispatch>,
+        cx: &mut CoreContext<'_>,
     ) {
         if calls.is_empty() {
             return self.review_next(turn, slots, Vec::new(), cx);
         }
         let recorded = turn.recorded;
         let is_safe = calls.iter().all(|call| slots[call.slot].replay == Replay::Safe);
-        let op = self.enter(turn, Stage::Executing { slots, questions: Vec::new() });
+        let op = self.enter(turn, AgentTurnStage::Executing { slots, questions: Vec::new() });
         let is_held = recorded && (!is_safe || self.leaving_since.is_some());
         cx.record_soon(recorded && is_safe);
-        cx.gate(is_held, Effect::RunTools(op, calls));
+        cx.gate(is_held, AgentEffect::RunTools(op, calls));
     }
 
     /// Ends the turn because a tool has no handler. None of the step's tools are run.
@@ -215,8 +245,8 @@ impl Core {
         &mut self,
         turn: Box<Turn>,
         uses: Vec<ToolUse>,
-        decisions: Vec<(Decision, Option<Box<DecidedUse>>)>,
-        cx: &mut Context<'_>,
+        decisions: Vec<(Decision, Option<Box<DecisionFacts>>)>,
+        cx: &mut CoreContext<'_>,
     ) {
         let mut open = Vec::new();
         let mut decided = Vec::new();
@@ -226,7 +256,7 @@ impl Core {
                 continue;
             }
             match decided_result(&tool_use, decision) {
-                Some(result) => decided.push(DecidedUse::state(own, result, &tool_use, None, true)),
+                Some(result) => decided.push(DecisionFacts::state(own, result, &tool_use, None, true)),
                 None => open.push(tool_use),
             }
         }
@@ -271,12 +301,12 @@ impl Core {
     /// the tool.
     pub(in crate::agent) fn tool_done(
         &mut self,
-        op: Op,
+        op: OpNumber,
         slot: usize,
         result: ToolResult,
-        cx: &mut Context<'_>,
+        cx: &mut CoreContext<'_>,
     ) {
-        let Some((turn, Stage::Executing { slots, questions })) = self.phase.awaited(op) else {
+        let Some((turn, AgentTurnStage::Executing { slots, questions })) = self.phase.awaited(op) else {
             return;
         };
         let recorded = turn.recorded;
@@ -292,10 +322,10 @@ impl Core {
         }
         cx.record_soon(recorded && is_safe);
         if recorded && !is_safe {
-            cx.push(Effect::Record);
+            cx.push(AgentEffect::Record);
         }
         cx.emit(ended);
-        if all_ended && let Some((turn, Stage::Executing { slots, .. })) = self.phase.take_turn() {
+        if all_ended && let Some((turn, AgentTurnStage::Executing { slots, .. })) = self.phase.take_turn() {
             self.review_next(turn, slots, Vec::new(), cx);
         }
     }
@@ -303,15 +333,16 @@ impl Core {
     pub(super) fn review_next(
         &mut self,
         mut turn: Box<Turn>,
-        slots: Vec<Slot>,
+        slots: Vec<ToolUseSlot>,
         reviewed: Vec<ToolResult>,
-        cx: &mut Context<'_>,
+        cx: &mut CoreContext<'_>,
     ) {
         if let Some(result) = slots.get(reviewed.len()).and_then(|slot| slot.result.clone()) {
             // If a tool is not declared as safe to run twice, the results are reviewed only after they are stored.
-            let is_held = turn.recorded && reviewed.is_empty() && slots.iter().any(Slot::is_unsafe_result);
-            let op = self.enter(turn, Stage::Reviewing { slots, reviewed });
-            cx.hold_back(is_held, Effect::Call(op, Call::HandleToolResult(Box::new(result))));
+            let is_held =
+                turn.recorded && reviewed.is_empty() && slots.iter().any(ToolUseSlot::is_unsafe_result);
+            let op = self.enter(turn, AgentTurnStage::Reviewing { slots, reviewed });
+            cx.hold_back(is_held, AgentEffect::Call(op, CallbackCall::HandleToolResult(Box::new(result))));
             return;
         }
         let emitted = reviewed.len();
@@ -330,7 +361,7 @@ impl Core {
         mut turn: Box<Turn>,
         results: Vec<ToolResult>,
         emitted: usize,
-        cx: &mut Context<'_>,
+        cx: &mut CoreContext<'_>,
     ) {
         turn.step += 1;
         close_tool_uses(&mut turn, results, emitted, cx);
@@ -339,8 +370,13 @@ impl Core {
     }
 
     /// Called when `handle_tool_result` has returned.
-    pub(in crate::agent) fn result_reviewed(&mut self, op: Op, result: ToolResult, cx: &mut Context<'_>) {
-        let reviewing = in_stage!(Stage::Reviewing { slots, reviewed } => (slots, reviewed));
+    pub(in crate::agent) fn result_reviewed(
+        &mut self,
+        op: OpNumber,
+        result: ToolResult,
+        cx: &mut CoreContext<'_>,
+    ) {
+        let reviewing = in_stage!(AgentTurnStage::Reviewing { slots, reviewed } => (slots, reviewed));
         let Some((turn, (mut slots, mut reviewed))) = self.phase.take_awaited(op, reviewing) else {
             return;
         };
@@ -348,7 +384,7 @@ impl Core {
             unreachable!("a result was reviewed, so it has a slot");
         };
         let (result, input) = (answering(result, &slot.tool_use), slot.input.take());
-        let result = DecidedUse::state(slot.decided.take(), result, &slot.tool_use, input.clone(), true);
+        let result = DecisionFacts::state(slot.decided.take(), result, &slot.tool_use, input.clone(), true);
         slot.result = None;
         cx.emit(Event::ToolResult { result: Box::new(result.clone()), input });
         reviewed.push(result);
@@ -370,14 +406,14 @@ fn answering(result: ToolResult, tool_use: &ToolUse) -> ToolResult {
 }
 
 /// Returns the call of the tool in this slot. All calls of one slot have the same idempotency key.
-pub(super) fn tool_call(turn: &Turn, slot: usize, tool_use: &ToolUse, input: Option<&Value>) -> SlotCall {
+pub(super) fn tool_call(turn: &Turn, slot: usize, tool_use: &ToolUse, input: Option<&Value>) -> ToolDispatch {
     let tool_use = match input {
         Some(input) => ToolUse { input: input.clone(), malformed: None, ..tool_use.clone() },
         None => tool_use.clone(),
     };
     let is_repeated = turn.uncertain.contains(&slot);
     let idempotency_key = idempotency_key(turn.id, turn.step, slot).into();
-    SlotCall { slot, tool_use, idempotency_key, is_repeated }
+    ToolDispatch { slot, tool_use, idempotency_key, is_repeated }
 }
 
 /// Returns the idempotency key of the call in a slot of a step.

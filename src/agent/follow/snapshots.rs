@@ -2,7 +2,9 @@
 
 use std::{mem, sync::Arc};
 
-use super::{Follow, FollowFrom, FollowState, FollowTarget, Out, RunProgress, ToolChange, begins};
+use super::{
+    Follow, FollowFrom, FollowState, FollowTarget, RunProgress, RunProgressSink, ToolChange, begins,
+};
 use crate::{
     agent::{Prompt, PromptId, PromptState, RunOutcome, Snapshot, Status},
     message::{History, Message, MessageId, Role, TurnId},
@@ -10,7 +12,7 @@ use crate::{
 };
 
 /// The state of the target in a snapshot.
-enum TargetState {
+enum FollowedTargetState {
     Unknown,
     Waiting,
     Running,
@@ -33,23 +35,23 @@ impl Follow {
         });
     }
 
-    fn read_snapshot(&mut self, all: &[&Arc<Message>], agent: &Snapshot, out: &mut Out<'_>) {
+    fn read_snapshot(&mut self, all: &[&Arc<Message>], agent: &Snapshot, out: &mut RunProgressSink<'_>) {
         while !self.is_over() {
             let is_own = self.is_own(agent);
             let outcome = match self.target_state(all, is_own, agent) {
-                TargetState::Waiting => return self.wait(out),
-                TargetState::Returned(outcome) => {
+                FollowedTargetState::Waiting => return self.wait(out),
+                FollowedTargetState::Returned(outcome) => {
                     return self.end(RunProgress::Returned { outcome: outcome.as_ref() }, out);
                 }
-                TargetState::Unknown => {
+                FollowedTargetState::Unknown => {
                     if self.target == FollowTarget::InFlight {
                         self.anchor(all.last().copied().cloned());
                         self.run = Some(agent.run);
                     }
                     return;
                 }
-                TargetState::Running => None,
-                TargetState::Ended(outcome) => Some(outcome),
+                FollowedTargetState::Running => None,
+                FollowedTargetState::Ended(outcome) => Some(outcome),
             };
             let is_old = self.is_running() && !is_own;
             let (kept, start) = self.start(all, agent);
@@ -84,7 +86,7 @@ impl Follow {
         kept: usize,
         next: &[&Arc<Message>],
         running: Option<&Snapshot>,
-        out: &mut Out<'_>,
+        out: &mut RunProgressSink<'_>,
     ) {
         let fits =
             |(own, other): (&PartialBlock, &PartialBlock)| begins(own, &other.content, Some(&other.input));
@@ -108,7 +110,7 @@ impl Follow {
     }
 
     /// Reports the parts of the turn in flight that are not messages.
-    fn read_in_flight(&mut self, agent: &Snapshot, out: &mut Out<'_>) {
+    fn read_in_flight(&mut self, agent: &Snapshot, out: &mut RunProgressSink<'_>) {
         self.enter(agent.turn, out);
         (self.run, self.is_between) = (Some(agent.run), agent.turn.is_none());
         if self.is_between {
@@ -141,7 +143,7 @@ impl Follow {
         }
     }
 
-    fn target_state(&self, all: &[&Arc<Message>], is_own: bool, agent: &Snapshot) -> TargetState {
+    fn target_state(&self, all: &[&Arc<Message>], is_own: bool, agent: &Snapshot) -> FollowedTargetState {
         // A compaction that ends a run has no messages to show.
         let (last_run, is_active) = (agent.last_run.as_deref(), agent.status != Status::Idle);
         let is_busy = agent.is_answering() || agent.compacts_alone();
@@ -151,14 +153,20 @@ impl Follow {
                 last_run.filter(|run| run.staged.iter().any(is_target)).map(|run| run.outcome.clone());
             let known = agent.prompts.iter().find(|known| known.id == *id).map(|known| &known.state);
             return match (known, unused) {
-                (Some(PromptState::Staged), _) => TargetState::Waiting,
-                (Some(PromptState::InFlight { .. }), _) => TargetState::Running,
-                (Some(PromptState::Ended { outcome }), _) => TargetState::Ended(Some(outcome.clone())),
+                (Some(PromptState::Staged), _) => FollowedTargetState::Waiting,
+                (Some(PromptState::InFlight { .. }), _) => FollowedTargetState::Running,
+                (Some(PromptState::Ended { outcome }), _) => {
+                    FollowedTargetState::Ended(Some(outcome.clone()))
+                }
                 // During the next run, the id may have been used again, and withdrawn.
-                (Some(PromptState::Returned), unused) => TargetState::Returned(unused.filter(|_| !is_busy)),
-                (None, Some(unused)) if self.is_expected() => TargetState::Returned(Some(unused)),
-                (None, _) if self.is_expected() || place_of(id, all).is_some() => TargetState::Ended(None),
-                (None, _) => TargetState::Unknown,
+                (Some(PromptState::Returned), unused) => {
+                    FollowedTargetState::Returned(unused.filter(|_| !is_busy))
+                }
+                (None, Some(unused)) if self.is_expected() => FollowedTargetState::Returned(Some(unused)),
+                (None, _) if self.is_expected() || place_of(id, all).is_some() => {
+                    FollowedTargetState::Ended(None)
+                }
+                (None, _) => FollowedTargetState::Unknown,
             };
         }
         // A prompt that a callback returns can fail without a run. Its failure has no turn.
@@ -173,18 +181,20 @@ impl Follow {
         };
         let is_all = self.target == FollowTarget::InFlight;
         match self.is_running() {
-            _ if is_own && is_busy => TargetState::Running,
-            _ if is_own => TargetState::Ended(outcome()),
+            _ if is_own && is_busy => FollowedTargetState::Running,
+            _ if is_own => FollowedTargetState::Ended(outcome()),
             true => {
                 let is_before = self.run.is_some_and(|run| run.wrapping_add(1) == agent.run);
-                TargetState::Ended(stated().filter(|_| is_active && is_before))
+                FollowedTargetState::Ended(stated().filter(|_| is_active && is_before))
             }
-            false if is_all && is_busy => TargetState::Running,
-            false if is_all && self.run.is_some_and(|run| run != agent.run) => TargetState::Ended(outcome()),
+            false if is_all && is_busy => FollowedTargetState::Running,
+            false if is_all && self.run.is_some_and(|run| run != agent.run) => {
+                FollowedTargetState::Ended(outcome())
+            }
             // The agent was started after the run.
-            false if last_turn.as_ref() == Some(&self.target) => TargetState::Ended(stated()),
-            false if !is_all && self.is_accepted => TargetState::Ended(None),
-            false => TargetState::Unknown,
+            false if last_turn.as_ref() == Some(&self.target) => FollowedTargetState::Ended(stated()),
+            false if !is_all && self.is_accepted => FollowedTargetState::Ended(None),
+            false => FollowedTargetState::Unknown,
         }
     }
 

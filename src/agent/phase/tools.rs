@@ -5,7 +5,7 @@ use std::sync::Arc;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::Value;
 
-use super::Op;
+use super::OpNumber;
 use crate::{
     agent::{Decided, PendingUse, ToolRun},
     message::{DecisionKind, Timestamp, ToolResult, ToolUse, ToolUseId, UseDecision},
@@ -15,7 +15,7 @@ use crate::{
 /// A question that the provider asks while it streams a response.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct StreamQuestion {
-    pub(crate) op: Op,
+    pub(crate) op: OpNumber,
     pub(crate) tool_use: ToolUse,
     /// The pause, if the question waits for `resume`.
     pub(crate) paused: Option<Arc<PendingUse>>,
@@ -23,10 +23,10 @@ pub(crate) struct StreamQuestion {
 
 /// The tool uses of a step, and the answers of `handle_tool_use` for the first of them.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub(crate) struct Tools {
+pub(crate) struct StepToolUses {
     #[serde(skip)]
     pub(crate) uses: Vec<ToolUse>,
-    pub(crate) answers: Vec<ToolAnswer>,
+    pub(crate) answers: Vec<DecisionOrPause>,
     /// The decisions about pauses that are recorded but not reported yet. Each one is applied when its pause is
     /// reported. A record has them at another place.
     #[serde(skip)]
@@ -36,12 +36,12 @@ pub(crate) struct Tools {
 /// The answer about one tool use.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub(crate) enum ToolAnswer {
+pub(crate) enum DecisionOrPause {
     /// The decision was made. The second value is `None` if `handle_tool_use` has just let the tool run.
-    Decided(Decision, Option<Box<DecidedUse>>),
+    Decided(Decision, Option<Box<DecisionFacts>>),
     /// The tool use waits for `resume`. Its pause is emitted when all tool uses of the step have answers. The second
     /// value is the decision that was made earlier, if the tool use waits again.
-    Waits(#[serde(serialize_with = "without_use")] Arc<PendingUse>, Option<Box<DecidedUse>>),
+    Waits(#[serde(serialize_with = "without_use")] Arc<PendingUse>, Option<Box<DecisionFacts>>),
 }
 
 /// Writes a pause. Its tool use is filled in from the turn's messages, so only an input that replaces theirs is written.
@@ -52,7 +52,7 @@ fn without_use<S: Serializer>(pause: &Arc<PendingUse>, serializer: S) -> Result<
     bare.serialize(serializer)
 }
 
-impl ToolAnswer {
+impl DecisionOrPause {
     pub(crate) fn pause(&self) -> Option<&Arc<PendingUse>> {
         match self {
             Self::Decided(..) => None,
@@ -60,7 +60,7 @@ impl ToolAnswer {
         }
     }
 
-    pub(crate) fn into_decision(self) -> Option<(Decision, Option<Box<DecidedUse>>)> {
+    pub(crate) fn into_decision(self) -> Option<(Decision, Option<Box<DecisionFacts>>)> {
         match self {
             Self::Decided(decision, decided) => Some((decision, decided)),
             Self::Waits(..) => None,
@@ -70,7 +70,7 @@ impl ToolAnswer {
 
 /// How a tool use was decided, until its result states it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub(crate) struct DecidedUse {
+pub(crate) struct DecisionFacts {
     pub(crate) decision: UseDecision,
     /// Whether a person has set the input, if the model's input was replaced. Otherwise a callback has set it.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
@@ -81,7 +81,7 @@ pub(crate) struct DecidedUse {
     pub(crate) stands: bool,
 }
 
-impl DecidedUse {
+impl DecisionFacts {
     pub(crate) fn new(decided: &Decided, by_person: bool) -> Self {
         Self { by_person, ..Self::of(decided.as_use_decision()) }
     }
@@ -116,7 +116,7 @@ impl DecidedUse {
     }
 }
 
-impl Tools {
+impl StepToolUses {
     /// Returns the tool use that `handle_tool_use` is asked about next.
     pub(crate) fn next(&self) -> Option<&ToolUse> {
         self.uses.get(self.answers.len())
@@ -124,7 +124,7 @@ impl Tools {
 
     /// Returns the pauses of the tool uses that wait for `resume`.
     pub(crate) fn pauses(&self) -> impl Iterator<Item = &Arc<PendingUse>> {
-        self.answers.iter().filter_map(ToolAnswer::pause)
+        self.answers.iter().filter_map(DecisionOrPause::pause)
     }
 
     /// Returns the pauses for which no decision was made yet.
@@ -135,10 +135,10 @@ impl Tools {
     }
 
     /// Returns the answers, with the decisions that were made before their pauses were reported.
-    pub(crate) fn into_answers(mut self) -> Vec<ToolAnswer> {
+    pub(crate) fn into_answers(mut self) -> Vec<DecisionOrPause> {
         for own in std::mem::take(&mut self.early) {
             let by_person = !own.expired && own.decision != Decision::Execute;
-            let decided = Box::new(DecidedUse::new(&own, by_person));
+            let decided = Box::new(DecisionFacts::new(&own, by_person));
             self.decide(&own.tool_use_id, own.decision, decided);
         }
         self.answers
@@ -146,9 +146,14 @@ impl Tools {
 
     /// Stores the decision about a tool use that waits. If the tool use was decided earlier, the decision also states the
     /// input with which the tool may have run.
-    pub(crate) fn decide(&mut self, tool_use: &ToolUseId, decision: Decision, mut decided: Box<DecidedUse>) {
+    pub(crate) fn decide(
+        &mut self,
+        tool_use: &ToolUseId,
+        decision: Decision,
+        mut decided: Box<DecisionFacts>,
+    ) {
         for answer in &mut self.answers {
-            let ToolAnswer::Waits(pause, earlier) = answer else { continue };
+            let DecisionOrPause::Waits(pause, earlier) = answer else { continue };
             if pause.tool_use.id != *tool_use {
                 continue;
             }
@@ -158,7 +163,7 @@ impl Tools {
                 decision => decision,
             };
             match earlier.take() {
-                Some(earlier) if earlier.stands => *decided = DecidedUse { stands: false, ..*earlier },
+                Some(earlier) if earlier.stands => *decided = DecisionFacts { stands: false, ..*earlier },
                 Some(earlier) => {
                     let is_other = matches!(&decision, Decision::ExecuteWith(input) if input != shown);
                     decided.by_person |= earlier.by_person && !is_other;
@@ -166,15 +171,15 @@ impl Tools {
                 }
                 None => {}
             }
-            *answer = ToolAnswer::Decided(decision, Some(decided));
+            *answer = DecisionOrPause::Decided(decision, Some(decided));
             return;
         }
     }
 
     pub(crate) fn pauses_mut(&mut self) -> impl Iterator<Item = &mut Arc<PendingUse>> {
         self.answers.iter_mut().filter_map(|answer| match answer {
-            ToolAnswer::Decided(..) => None,
-            ToolAnswer::Waits(pause, _) => Some(pause),
+            DecisionOrPause::Decided(..) => None,
+            DecisionOrPause::Waits(pause, _) => Some(pause),
         })
     }
 }
@@ -189,7 +194,7 @@ pub(crate) struct ToolQuestion {
 
 /// A tool use and its result, if the result exists yet.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub(crate) struct Slot {
+pub(crate) struct ToolUseSlot {
     #[serde(skip, default = "unknown")]
     pub(crate) tool_use: ToolUse,
     /// The input with which the tool is run, if it differs from the input that the model sent.
@@ -197,7 +202,7 @@ pub(crate) struct Slot {
     pub(crate) input: Option<Value>,
     /// How the tool use was decided, if somebody decided. `None` after its result was reviewed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(crate) decided: Option<Box<DecidedUse>>,
+    pub(crate) decided: Option<Box<DecisionFacts>>,
     /// Whether the tool is run. Otherwise a decision gave the result.
     pub(crate) runs: bool,
     /// The number of the last question that the running tool has asked.
@@ -222,7 +227,7 @@ fn present<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Value>, 
     Value::deserialize(deserializer).map(Some)
 }
 
-impl Slot {
+impl ToolUseSlot {
     /// Returns whether the slot has the result of a tool that is not declared as [`Replay::Safe`].
     pub(crate) fn is_unsafe_result(&self) -> bool {
         self.runs && self.replay != Replay::Safe && self.result.is_some()
@@ -236,7 +241,7 @@ impl Slot {
 
 /// A tool call that the shell performs.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct SlotCall {
+pub(crate) struct ToolDispatch {
     /// The index of the slot for the result.
     pub(crate) slot: usize,
     /// The tool use, with the input with which the tool is run.

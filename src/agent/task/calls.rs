@@ -5,11 +5,11 @@
 
 use std::{pin::Pin, sync::Arc};
 
-use super::{CallbackRequest, Task};
+use super::{AgentTask, CallbackRequest};
 use crate::{
     agent::{
         AgentCallbacks, Config, ErrorDecision, Prompt, Recovery, RecoveryDecision, State, ToolDecision,
-        TurnDecision, core::Call, phase::Turn,
+        TurnDecision, core::CallbackCall, phase::Turn,
     },
     message::ToolResult,
     panics::{contained, contained_async},
@@ -17,10 +17,11 @@ use crate::{
 };
 
 /// A callback in flight. Its output is the callback's result or the message of its panic.
-pub(super) type Running<'a> = Pin<Box<dyn Future<Output = Result<Returned, String>> + Send + 'a>>;
+pub(super) type RunningCallback<'a> =
+    Pin<Box<dyn Future<Output = Result<CallbackReturn, String>> + Send + 'a>>;
 
 /// The result of a callback, and the configuration before and after it.
-pub(super) struct Returned {
+pub(super) struct CallbackReturn {
     pub(super) outcome: CallbackOutcome,
     pub(super) before: Arc<Config>,
     pub(super) after: Arc<Config>,
@@ -36,57 +37,61 @@ pub(super) enum CallbackOutcome {
     Recovery(RecoveryDecision, Box<Recovery>),
 }
 
-impl Task {
+impl AgentTask {
     /// Calls a callback with a copy of the state. Each callback has a separate future, so no future is larger than
     /// necessary.
     pub(super) fn call<'a>(
         &mut self,
         callbacks: &'a mut dyn AgentCallbacks,
         CallbackRequest { op, call }: CallbackRequest,
-    ) -> Running<'a> {
+    ) -> RunningCallback<'a> {
         let mut state = self.state();
         let before = Arc::clone(&state.config);
         match call {
-            Call::PrepareStep => {
+            CallbackCall::PrepareStep => {
                 let mut request = Box::new(self.request());
                 let turn = self.core.phase().turn();
                 let conversation = turn.map(|turn| turn.working.sent().clone()).unwrap_or_default();
                 contain(async move {
                     prepare(callbacks, &mut request, &mut state).await;
                     request.mark_lasting(&conversation);
-                    Returned { outcome: CallbackOutcome::Prepared(request), before, after: state.config }
+                    CallbackReturn {
+                        outcome: CallbackOutcome::Prepared(request),
+                        before,
+                        after: state.config,
+                    }
                 })
             }
-            Call::HandleToolUse(tool_use) => contain(async move {
+            CallbackCall::HandleToolUse(tool_use) => contain(async move {
                 let decision = callbacks.handle_tool_use(&tool_use, &mut state).await;
-                Returned { outcome: CallbackOutcome::ToolUse(decision), before, after: state.config }
+                CallbackReturn { outcome: CallbackOutcome::ToolUse(decision), before, after: state.config }
             }),
-            Call::HandleToolResult(result) => contain(async move {
+            CallbackCall::HandleToolResult(result) => contain(async move {
                 let result = callbacks.handle_tool_result(*result, &mut state).await;
-                Returned { outcome: CallbackOutcome::ToolResult(result), before, after: state.config }
+                CallbackReturn { outcome: CallbackOutcome::ToolResult(result), before, after: state.config }
             }),
-            Call::HandleTurn(response) => contain(async move {
+            CallbackCall::HandleTurn(response) => contain(async move {
                 let decision = callbacks.handle_turn(&response, &mut state).await;
-                Returned { outcome: CallbackOutcome::Turn(decision), before, after: state.config }
+                CallbackReturn { outcome: CallbackOutcome::Turn(decision), before, after: state.config }
             }),
-            Call::HandleError(failure) => contain(async move {
+            CallbackCall::HandleError(failure) => contain(async move {
                 let decision = callbacks.handle_error(&failure, &mut state).await;
-                Returned { outcome: CallbackOutcome::Error(decision), before, after: state.config }
+                CallbackReturn { outcome: CallbackOutcome::Error(decision), before, after: state.config }
             }),
-            Call::HandleRecovery(mut recovery) => contain(async move {
+            CallbackCall::HandleRecovery(mut recovery) => contain(async move {
                 let decision = callbacks.handle_recovery(&mut recovery, &mut state).await;
-                Returned {
+                CallbackReturn {
                     outcome: CallbackOutcome::Recovery(decision, recovery),
                     before,
                     after: state.config,
                 }
             }),
-            Call::HandleEvent => {
+            CallbackCall::HandleEvent => {
                 self.core.event_begun(op);
                 let event = self.notices.pop_front().expect("the core counts the queued events");
                 contain(async move {
                     let prompt = callbacks.handle_event(event, &mut state).await;
-                    Returned {
+                    CallbackReturn {
                         outcome: CallbackOutcome::Event(prompt.map(Box::new)),
                         before,
                         after: state.config,
@@ -182,7 +187,7 @@ pub(super) fn secrets_of(options: &Options, model: &Model) -> Option<Model> {
     options.has_secrets().then(|| model.clone())
 }
 
-fn contain<'a>(callback: impl Future<Output = Returned> + Send + 'a) -> Running<'a> {
+fn contain<'a>(callback: impl Future<Output = CallbackReturn> + Send + 'a) -> RunningCallback<'a> {
     Box::pin(contained_async(callback))
 }
 

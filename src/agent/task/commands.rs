@@ -3,34 +3,34 @@
 use std::sync::Arc;
 
 use super::{
-    MAX_OUTBOX, Task,
+    AgentTask, MAX_OUTBOX,
     calls::{drop_contained, guard},
 };
 use crate::{
     agent::{
-        AgentPosition, Asker, Event, FirstMessage, StateEdit,
-        command::{Command, Edit},
-        core::Core,
+        AgentPosition, AskResponseTx, Event, FirstMessage, StateEdit,
+        command::{AgentCommand, StateEditFn},
+        core::AgentCore,
         state::{panicked, refused},
     },
     message::{History, TurnId},
     run::{Error, ErrorKind},
     subscription::EventId,
-    telemetry::Caller,
+    telemetry::CallerSpan,
 };
 
-impl Task {
-    pub(super) fn serve(&mut self, command: Command) {
+impl AgentTask {
+    pub(super) fn serve(&mut self, command: AgentCommand) {
         self.take_delegated();
         // A failed reply is ignored, because it only means that the caller no longer waits.
         match command {
-            Command::Prompt(prompt, caller, reply) => {
+            AgentCommand::Prompt(prompt, caller, reply) => {
                 let accepted = self
                     .ensure_open()
                     .and_then(|()| self.step_for(caller, |core, cx| core.prompt(prompt, false, cx)));
                 self.reply(reply, accepted);
             }
-            Command::Ask(prompt, caller, reply) => {
+            AgentCommand::Ask(prompt, caller, reply) => {
                 let accepted = self
                     .ensure_open()
                     .and_then(|()| self.step_for(caller, |core, cx| core.prompt(prompt, true, cx)));
@@ -39,7 +39,7 @@ impl Task {
                     Err(error) => drop(reply.send(Err(error))),
                 }
             }
-            Command::Compact(compact, caller, reply) => {
+            AgentCommand::Compact(compact, caller, reply) => {
                 if let Err(error) = self.core.ensure_idle().and_then(|()| self.ensure_open()) {
                     return drop(reply.send(Err(error)));
                 }
@@ -52,47 +52,47 @@ impl Task {
                     drop(reply.send(Err(error)));
                 }
             }
-            Command::Unstage(id, reply) => {
+            AgentCommand::Unstage(id, reply) => {
                 let unstaged = self.step(|core, cx| core.unstage(&id, cx));
                 self.reply(reply, unstaged);
             }
-            Command::Resume(resume, reply) => {
+            AgentCommand::Resume(resume, reply) => {
                 let by = resume.by.clone();
                 match self.step(|core, cx| core.resume(resume, cx)) {
                     Ok(forwards) if !forwards.is_empty() => self.forward(forwards, by.as_ref(), reply),
                     resumed => self.reply(reply, resumed.map(drop)),
                 }
             }
-            Command::Cancel(reply) => {
-                let cancelled = self.step(Core::cancel);
+            AgentCommand::Cancel(reply) => {
+                let cancelled = self.step(AgentCore::cancel);
                 self.reply(reply, cancelled);
             }
-            Command::Interrupt(only, reply) => {
+            AgentCommand::Interrupt(only, reply) => {
                 let turn = self.core.phase().turn().map(|turn| turn.id);
                 let is_meant = only.is_none_or(|only| turn == Some(only));
                 let interrupted = if is_meant { self.interrupt() } else { Err(Error::idle()) };
                 self.reply(reply, interrupted);
             }
-            Command::Notify(event, reply) => {
+            AgentCommand::Notify(event, reply) => {
                 self.notices.push_back(event);
-                let noted = self.step(Core::notify);
+                let noted = self.step(AgentCore::notify);
                 if noted.is_err() {
                     drop_contained(self.notices.pop_back());
                 }
                 let _ = reply.send(noted);
             }
-            Command::SetState(edit, reply) => {
+            AgentCommand::SetState(edit, reply) => {
                 let _ = reply.send(self.set_state(edit));
             }
-            Command::State(reply) => drop(reply.send(self.state())),
-            Command::Status(reply) => drop(reply.send(self.core.status())),
-            Command::Snapshot(reply) => drop(reply.send(self.snapshot())),
-            Command::Subscribe(after, reply) => {
+            AgentCommand::State(reply) => drop(reply.send(self.state())),
+            AgentCommand::Status(reply) => drop(reply.send(self.core.status())),
+            AgentCommand::Snapshot(reply) => drop(reply.send(self.snapshot())),
+            AgentCommand::Subscribe(after, reply) => {
                 if !reply.is_closed() {
                     let _ = reply.send(self.attach(after));
                 }
             }
-            Command::WaitIdle(reply) => {
+            AgentCommand::WaitIdle(reply) => {
                 if self.idle_waiters.len() == self.idle_waiters.capacity() {
                     // Before another caller is added, remove the callers that stopped waiting. Otherwise the list could
                     // grow without limit.
@@ -100,20 +100,22 @@ impl Task {
                 }
                 self.idle_waiters.push(reply);
             }
-            Command::Position(reply) => drop(reply.send(self.position())),
-            Command::Change(at, history, erases, reply) => drop(reply.send(self.change(at, history, erases))),
-            Command::Begin(at, base, opening, asker, caller, reply) => {
+            AgentCommand::Position(reply) => drop(reply.send(self.position())),
+            AgentCommand::Change(at, history, erases, reply) => {
+                drop(reply.send(self.change(at, history, erases)))
+            }
+            AgentCommand::Begin(at, base, opening, asker, caller, reply) => {
                 let _ = reply.send(self.begin(at, base, opening, asker, caller));
             }
-            Command::TakeUp(reply) => {
+            AgentCommand::TakeUp(reply) => {
                 self.take_up();
                 let _ = reply.send(());
             }
-            Command::Leave(reply) => {
+            AgentCommand::Leave(reply) => {
                 self.leave();
                 let _ = reply.send(());
             }
-            Command::Stop(_) | Command::Retire(..) => {
+            AgentCommand::Stop(_) | AgentCommand::Retire(..) => {
                 unreachable!("the loop that serves commands handles this command")
             }
         }
@@ -122,7 +124,7 @@ impl Task {
     pub(super) fn interrupt(&mut self) -> Result<(), Error> {
         // Read the results of finished tools first, so that the interrupt keeps them.
         self.take_finished_tools();
-        self.step(Core::interrupt)
+        self.step(AgentCore::interrupt)
     }
 
     /// Returns an error if too many events wait for the commit channel. The operation that checks this is then refused,
@@ -153,7 +155,7 @@ impl Task {
         }
     }
 
-    fn set_state(&mut self, edit: Edit) -> Result<(), Error> {
+    fn set_state(&mut self, edit: StateEditFn) -> Result<(), Error> {
         if let Err(error) = self.core.ensure_idle().and_then(|()| self.ensure_room()) {
             drop_contained(edit);
             return Err(error);
@@ -197,7 +199,7 @@ impl Task {
         if erases {
             self.feed.forget();
         }
-        let change = if erases { Core::replace_erased } else { Core::replace_history };
+        let change = if erases { AgentCore::replace_erased } else { AgentCore::replace_history };
         self.step(|core, cx| change(core, history, cx))?;
         Ok(with)
     }
@@ -208,8 +210,8 @@ impl Task {
         at: Option<EventId>,
         base: History,
         opening: FirstMessage,
-        asker: Option<Asker>,
-        caller: Caller,
+        asker: Option<AskResponseTx>,
+        caller: CallerSpan,
     ) -> Result<(EventId, TurnId), Error> {
         let (with, ask) = (self.next_state(at)?, asker.is_some());
         let turn = self.step_for(caller, |core, cx| match opening {

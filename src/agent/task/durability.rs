@@ -20,14 +20,14 @@ use std::{
 
 use tokio::time::{Sleep, sleep};
 
-use super::Task;
+use super::AgentTask;
 use crate::agent::{
-    Delivery, Durable, NumberedRecord, Written,
-    command::Reply,
-    core::{Core, Effect},
+    CommitItem, Durable, NumberedRecord, StoredRecordNumber,
+    command::AgentReplyTx,
+    core::{AgentCore, AgentEffect},
     delegation::DecisionReply,
     durable::RecoveryFacts,
-    phase::Stage,
+    phase::AgentTurnStage,
 };
 use crate::run::Error;
 
@@ -36,7 +36,7 @@ pub(in crate::agent) struct RecordQueue {
     pub(super) level: Durable,
     /// The time after which a change is recorded if nothing waits for the record.
     delay: Duration,
-    written: Arc<Written>,
+    written: Arc<StoredRecordNumber>,
     /// The number of the last record.
     last: u64,
     /// The record of the input that is being processed, until an event carries it.
@@ -48,18 +48,18 @@ pub(in crate::agent) struct RecordQueue {
     /// The timer of a record for which nothing waits.
     soon: Option<Pin<Box<Sleep>>>,
     /// The replies that wait, each with the number of the record for which it waits.
-    replies: VecDeque<(u64, HeldReply)>,
+    replies: VecDeque<(u64, ReplyAfterRecord)>,
     /// The facts about the turn with which the agent has started, until it is taken up.
     pub(super) facts: Option<RecoveryFacts>,
 }
 
-type HeldReply = Box<dyn FnOnce() + Send>;
+type ReplyAfterRecord = Box<dyn FnOnce() + Send>;
 
 impl RecordQueue {
     pub(in crate::agent) fn new(
         level: Durable,
         delay: Duration,
-        written: Arc<Written>,
+        written: Arc<StoredRecordNumber>,
         facts: Option<RecoveryFacts>,
     ) -> Self {
         Self {
@@ -91,7 +91,7 @@ impl RecordQueue {
     }
 }
 
-impl Task {
+impl AgentTask {
     /// Makes a record of the state after the input that is being processed, unless this input is already recorded.
     pub(super) fn record(&mut self) {
         let Some(durability) = &mut self.durability else { return };
@@ -119,10 +119,10 @@ impl Task {
         let Some(durability) = &mut self.durability else { return };
         durability.is_recorded = false;
         if let (Some(record), Some(commit)) = (durability.loose.take(), &mut self.commit) {
-            commit.outbox.push_back(Delivery {
+            commit.outbox.push_back(CommitItem {
                 event: None,
                 config: Arc::clone(&self.config),
-                run: crate::telemetry::Caller::default(),
+                run: crate::telemetry::CallerSpan::default(),
                 settings: None,
                 record: Some(record),
             });
@@ -157,14 +157,14 @@ impl Task {
     }
 
     /// Performs an effect when the last record is stored.
-    pub(super) fn hold_back(&mut self, effect: Effect) {
+    pub(super) fn hold_back(&mut self, effect: AgentEffect) {
         let is_withheld = self.is_withheld();
         let waits = |own: &&RecordQueue| is_withheld || !own.is_written();
         let Some(last) = self.durability.as_deref().filter(waits).map(|own| own.last) else {
             return self.perform(effect);
         };
         match effect {
-            Effect::Resolve(response) => {
+            AgentEffect::Resolve(response) => {
                 if let (Some(asker), Some(durability)) = (self.asker.take(), &mut self.durability) {
                     let reply = move || drop(asker.send(response));
                     durability.replies.push_back((last, Box::new(reply)));
@@ -177,7 +177,7 @@ impl Task {
     /// Sends a reply. A successful reply is sent when the last record is stored.
     pub(super) fn reply<T: Send + 'static>(
         &mut self,
-        reply: Reply<Result<T, Error>>,
+        reply: AgentReplyTx<Result<T, Error>>,
         result: Result<T, Error>,
     ) {
         match &mut self.durability {
@@ -217,10 +217,10 @@ impl Task {
             && soon.as_mut().poll(cx).is_ready()
         {
             durability.soon = None;
-            self.step(Core::record_now);
+            self.step(AgentCore::record_now);
             return Poll::Ready(());
         }
-        let is_stored = |held: &(u64, Effect)| held.0 <= written;
+        let is_stored = |held: &(u64, AgentEffect)| held.0 <= written;
         if !self.work.as_ref().and_then(|work| work.held.as_ref()).is_some_and(is_stored)
             || self.is_withheld()
         {
@@ -234,7 +234,8 @@ impl Task {
 
     /// Returns whether the turn only waits for decisions, also about tools of sub-agents, and can wait in the store.
     pub(super) fn only_waits(&self) -> bool {
-        let waits = |stage: &Stage| matches!(stage, Stage::Paused { .. }) || stage.only_delegates();
+        let waits =
+            |stage: &AgentTurnStage| matches!(stage, AgentTurnStage::Paused { .. }) || stage.only_delegates();
         self.core.phase().is_recorded() && self.core.phase().stage().is_some_and(waits)
     }
 
@@ -247,7 +248,7 @@ impl Task {
             && waits
             && durability.soon.take().is_some()
         {
-            self.step(Core::record_now);
+            self.step(AgentCore::record_now);
         }
     }
 
@@ -258,7 +259,7 @@ impl Task {
             && self.durability.as_ref().is_some_and(|durability| durability.is_written())
             && !self.is_blocked()
             && match self.core.phase().stage() {
-                Some(Stage::Executing { .. }) => self.delegations().is_some_and(|own| own.park()),
+                Some(AgentTurnStage::Executing { .. }) => self.delegations().is_some_and(|own| own.park()),
                 _ => true,
             }
     }

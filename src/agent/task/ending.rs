@@ -9,13 +9,13 @@ use std::{
 
 use tokio::{sync::mpsc, time::sleep};
 
-use super::{Task, calls::drop_contained};
+use super::{AgentTask, calls::drop_contained};
 use crate::{
-    actor::OwnWake,
+    actor::FairYield,
     agent::{
         AgentCallbacks,
-        command::{Command, InFlight, Stop},
-        core::Core,
+        command::{AgentCommand, StopAgent, StopPolicy},
+        core::AgentCore,
     },
     message::ToolUse,
     panics::contained_async,
@@ -23,16 +23,16 @@ use crate::{
     subscription::{End, EndReason},
 };
 
-impl Task {
+impl AgentTask {
     /// Ends the turn in flight as the `stop` command requests. Without such a command, interrupts the turn, unless it is
     /// paused and its state is stored, or nobody receives its commit. Then makes the last snapshot available, runs
     /// `terminate`, and waits for aborted tools.
     pub(super) async fn finish(
         mut self: Box<Self>,
         callbacks: &mut dyn AgentCallbacks,
-        mut commands: mpsc::Receiver<Box<Command>>,
+        mut commands: mpsc::Receiver<Box<AgentCommand>>,
         reason: EndReason,
-        stop: Option<Stop>,
+        stop: Option<StopAgent>,
     ) {
         // After its first error, the commit channel is not used again.
         let is_unheard =
@@ -42,15 +42,15 @@ impl Task {
         self.take_delegated();
         let in_flight = match &stop {
             Some(stop) => stop.in_flight,
-            None if is_unheard || parks => InFlight::Leave,
-            None => InFlight::Keep,
+            None if is_unheard || parks => StopPolicy::Leave,
+            None => StopPolicy::Keep,
         };
         // If the agent is idle, the interrupt or the cancel returns an error, because no turn is in flight. Ignore this
         // error.
         let _ = match in_flight {
-            InFlight::Keep => self.interrupt(),
-            InFlight::Discard => self.step(Core::cancel),
-            InFlight::Leave => {
+            StopPolicy::Keep => self.interrupt(),
+            StopPolicy::Discard => self.step(AgentCore::cancel),
+            StopPolicy::Leave => {
                 self.leave_delegations();
                 Ok(())
             }
@@ -75,7 +75,7 @@ impl Task {
         });
         let mut limit = stop.as_ref().map_or(self.setup.terminate_timeout, |stop| stop.deadline);
         let mut deadline = Box::pin(sleep(limit));
-        let mut waiting: Vec<Stop> = stop.into_iter().collect();
+        let mut waiting: Vec<StopAgent> = stop.into_iter().collect();
         let active_calls = Arc::clone(&self.active_calls);
         // The parts of the end run concurrently, so that a part that hangs does not prevent the other parts from
         // running.
@@ -95,7 +95,7 @@ impl Task {
         let in_time = poll_fn(|cx| {
             while let Poll::Ready(Some(command)) = commands.poll_recv(cx) {
                 // Other callers of `stop` also wait, until the earliest of all deadlines. Other commands get no reply.
-                let Command::Stop(stop) = *command else {
+                let AgentCommand::Stop(stop) = *command else {
                     drop_contained(command);
                     continue;
                 };
@@ -112,7 +112,7 @@ impl Task {
             std::task::ready!(deadline.as_mut().poll(cx));
             // Aborted tools that await something are dropped when the runtime next polls them. So even after the
             // deadline, give the runtime one round.
-            let round = round.get_or_insert_with(OwnWake::begin);
+            let round = round.get_or_insert_with(FairYield::begin);
             round.poll(cx).map(|()| orderly.as_mut().poll(cx).is_ready())
         })
         .await;
@@ -134,7 +134,7 @@ impl Task {
     }
 }
 
-impl Task {
+impl AgentTask {
     /// Sends the events that still wait for the commit channel from a separate task, which waits while the channel is
     /// full.
     fn hand_over_outbox(&mut self) {

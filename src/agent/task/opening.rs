@@ -13,35 +13,35 @@ use tokio::time::{Sleep, sleep};
 use tracing::Span;
 
 use super::{
-    Instance, Task,
+    AgentTask, ProviderInstance,
     calls::{drop_contained, guard},
 };
 use crate::{
     agent::{
-        Failure, Permit,
-        phase::{Op, OutputRequirement, Stage},
+        Failure, RequestPermit,
+        phase::{AgentTurnStage, OpNumber, OutputRequirement},
     },
     provider::{Delta, MessageDelta, Model, Provider, ProviderError, Request, RequestContext, ToolChoice},
     tool::Replay,
 };
 
 /// A request that has no stream yet.
-pub(super) struct Opening {
+pub(super) struct RequestOpening {
     pub(super) request: Box<Request>,
     /// The provider to which the request is sent. It is the provider of the model for which the request was made, even
     /// if `prepare_step` changed the model.
     provider: Arc<dyn Provider>,
-    wait: Wait,
+    wait: RequestOpeningWait,
 }
 
 /// The next thing for which a request waits.
-enum Wait {
+enum RequestOpeningWait {
     /// An effect of the core that opens or connects the request.
     Effect,
     /// A permit to send the request.
-    Permit(Op, Admitting),
+    Permit(OpNumber, RequestPermitFuture),
     /// The provider's instance for this conversation.
-    Instance(Op, BoxFuture<'static, Result<Option<Arc<dyn Provider>>, ProviderError>>),
+    Instance(OpNumber, BoxFuture<'static, Result<Option<Arc<dyn Provider>>, ProviderError>>),
 }
 
 /// The next thing for which another attempt of a rejected request waits.
@@ -49,17 +49,17 @@ pub(super) enum NextAttempt {
     /// The delay before the attempt. The request's stream waits for the same delay, but is not polled meanwhile.
     Delay(Pin<Box<Sleep>>),
     /// A permit to send the request again.
-    Permit(Admitting),
+    Permit(RequestPermitFuture),
 }
 
-type Admitting = BoxFuture<'static, Permit>;
+type RequestPermitFuture = BoxFuture<'static, RequestPermit>;
 
 /// The least limit of tokens for a summary, of which at most 1,000 words are asked.
 const SUMMARY_TOKENS: u32 = 2048;
 
-impl Task {
+impl AgentTask {
     /// Called when `prepare_step` has returned the request for `model`.
-    pub(super) fn prepared(&mut self, op: Op, mut request: Box<Request>, model: &Model) {
+    pub(super) fn prepared(&mut self, op: OpNumber, mut request: Box<Request>, model: &Model) {
         if let Err(message) = guard("provider", || model.complete(&mut request)) {
             drop_contained(request);
             let failure = Failure::ProviderPanicked { message };
@@ -68,15 +68,20 @@ impl Task {
         let (wanted, named) = (OutputRequirement::of(&request.options), Arc::clone(&request.model));
         let work = self.work();
         drop_contained(std::mem::replace(&mut work.tools, request.tools.clone()));
-        work.opening = Some(Opening { request, provider: Arc::clone(model.provider()), wait: Wait::Effect });
+        work.opening = Some(RequestOpening {
+            request,
+            provider: Arc::clone(model.provider()),
+            wait: RequestOpeningWait::Effect,
+        });
         let replay = replay_of(model);
         self.step(|core, cx| core.prepared(op, wanted, named, replay, cx));
     }
 
     /// Sends the request for the planned summary, as soon as it has its permit.
-    pub(super) fn summarise(&mut self, op: Op) {
+    pub(super) fn summarise(&mut self, op: OpNumber) {
         let phase = self.core.phase();
-        let (Some(turn), Some(Stage::Compacting { plan, .. })) = (phase.turn(), phase.stage()) else {
+        let (Some(turn), Some(AgentTurnStage::Compacting { plan, .. })) = (phase.turn(), phase.stage())
+        else {
             return;
         };
         let model = turn.writer(plan, &self.config).clone();
@@ -95,8 +100,11 @@ impl Task {
             let failure = Failure::ProviderPanicked { message };
             return self.step(|core, cx| core.stream_failed(op, failure, cx));
         }
-        self.work().opening =
-            Some(Opening { request, provider: Arc::clone(model.provider()), wait: Wait::Effect });
+        self.work().opening = Some(RequestOpening {
+            request,
+            provider: Arc::clone(model.provider()),
+            wait: RequestOpeningWait::Effect,
+        });
         self.open(op);
     }
 
@@ -104,7 +112,7 @@ impl Task {
     fn asked_model(&self) -> &Model {
         let phase = self.core.phase();
         match (phase.turn(), phase.stage()) {
-            (Some(turn), Some(Stage::Compacting { plan, .. })) => turn.writer(plan, &self.config),
+            (Some(turn), Some(AgentTurnStage::Compacting { plan, .. })) => turn.writer(plan, &self.config),
             (Some(turn), _) => turn.model_in(&self.config),
             (None, _) => &self.config.model,
         }
@@ -112,18 +120,18 @@ impl Task {
 
     /// Waits for a permit for the prepared request, if the agent needs one, and then continues with the sending of the
     /// request.
-    pub(super) fn open(&mut self, op: Op) {
+    pub(super) fn open(&mut self, op: OpNumber) {
         if self.is_cut_off() {
             return self.cut_off();
         }
         match self.ask_for_permit() {
-            Some(admitting) => self.work().await_opening(Wait::Permit(op, admitting)),
+            Some(admitting) => self.work().await_opening(RequestOpeningWait::Permit(op, admitting)),
             None => self.admitted(op),
         }
     }
 
     /// Asks for a permit, if the agent needs one. The turn's clock is stopped until the permit is granted.
-    fn ask_for_permit(&mut self) -> Option<Admitting> {
+    fn ask_for_permit(&mut self) -> Option<RequestPermitFuture> {
         let admission = self.setup.admission.as_ref()?;
         match guard("admission", || admission.admit()) {
             Ok(admitting) => {
@@ -165,7 +173,7 @@ impl Task {
 
     /// Connects to the provider. If the agent makes records, the core may delay the connection until a record is
     /// stored.
-    fn admitted(&mut self, op: Op) {
+    fn admitted(&mut self, op: OpNumber) {
         if self.durability.is_some() {
             self.step(|core, cx| core.admitted(op, cx));
         } else {
@@ -178,23 +186,23 @@ impl Task {
         let Some(work) = &mut self.work else {
             return Poll::Pending;
         };
-        let Some(Opening { wait, .. }) = &mut work.opening else {
+        let Some(RequestOpening { wait, .. }) = &mut work.opening else {
             return Poll::Pending;
         };
         let in_run = work.trace.as_ref().map(|trace| trace.span().enter());
         match wait {
-            Wait::Effect => return Poll::Pending,
-            Wait::Permit(op, admitting) => {
+            RequestOpeningWait::Effect => return Poll::Pending,
+            RequestOpeningWait::Permit(op, admitting) => {
                 let op = *op;
                 let permit = ready!(poll_permit(admitting, cx));
                 drop(in_run);
                 let work = self.work();
-                work.await_opening(Wait::Effect);
+                work.await_opening(RequestOpeningWait::Effect);
                 work.permit = permit;
                 work.freeze_watch(false);
                 self.admitted(op);
             }
-            Wait::Instance(op, opening) => {
+            RequestOpeningWait::Instance(op, opening) => {
                 let op = *op;
                 let outcome = match guard("provider", || opening.as_mut().poll(cx)) {
                     Ok(Poll::Pending) => return Poll::Pending,
@@ -202,10 +210,10 @@ impl Task {
                     Err(message) => Err(Failure::ProviderPanicked { message }),
                 };
                 drop(in_run);
-                self.work().await_opening(Wait::Effect);
+                self.work().await_opening(RequestOpeningWait::Effect);
                 match outcome {
                     Ok(own) => {
-                        self.instance = self.provider().map(|of| Instance { of, own });
+                        self.instance = self.provider().map(|of| ProviderInstance { of, own });
                         self.exchange(op);
                     }
                     Err(failure) => self.step(|core, cx| core.stream_failed(op, failure, cx)),
@@ -222,7 +230,7 @@ impl Task {
 
     /// Sends the request through an instance of its provider, if the budgets allow it. Opens the instance first if the
     /// agent has none of this provider.
-    pub(super) fn connect(&mut self, op: Op) {
+    pub(super) fn connect(&mut self, op: OpNumber) {
         let Some(provider) = self.provider() else {
             unreachable!("a request was prepared");
         };
@@ -237,15 +245,15 @@ impl Task {
         }
         self.close_instance();
         let opening = Box::pin(async move { provider.open().await });
-        self.work().await_opening(Wait::Instance(op, opening));
+        self.work().await_opening(RequestOpeningWait::Instance(op, opening));
     }
 
-    fn exchange(&mut self, op: Op) {
+    fn exchange(&mut self, op: OpNumber) {
         let retry = self.setup.retry.unwrap_or_else(|| self.asked_model().retry_policy());
         let (Some(instance), Some(work)) = (&self.instance, &mut self.work) else {
             return;
         };
-        let Some(Opening { request, provider, .. }) = work.opening.take() else {
+        let Some(RequestOpening { request, provider, .. }) = work.opening.take() else {
             return;
         };
         if let Some(spending) = &mut work.spending {
@@ -276,7 +284,7 @@ impl Task {
 }
 
 /// Polls for a permit. If the admission panics, the request is sent without a permit.
-fn poll_permit(admitting: &mut Admitting, cx: &mut Context<'_>) -> Poll<Option<Permit>> {
+fn poll_permit(admitting: &mut RequestPermitFuture, cx: &mut Context<'_>) -> Poll<Option<RequestPermit>> {
     match guard("admission", || admitting.as_mut().poll(cx)) {
         Ok(permit) => permit.map(Some),
         Err(words) => {
@@ -291,9 +299,9 @@ pub(super) fn replay_of(model: &Model) -> Replay {
     guard("provider", || model.provider().replay()).unwrap_or(Replay::Never)
 }
 
-impl super::work::Work {
+impl super::work::AgentWork {
     /// Sets what the opening of the request waits for next.
-    fn await_opening(&mut self, wait: Wait) {
+    fn await_opening(&mut self, wait: RequestOpeningWait) {
         if let Some(opening) = &mut self.opening {
             drop_contained(std::mem::replace(&mut opening.wait, wait));
         }

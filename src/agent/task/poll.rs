@@ -18,14 +18,14 @@ use tokio::{
 use tracing::Span;
 
 use super::{
-    CommitChannel, Exit, Task,
-    calls::{CallbackOutcome, Returned, Running, drop_contained, guard},
+    AgentExit, AgentTask, CommitChannel,
+    calls::{CallbackOutcome, CallbackReturn, RunningCallback, drop_contained, guard},
     opening::replay_of,
     work::{OpenQuestion, RunningTool},
 };
 use crate::{
-    actor::OwnWake,
-    agent::{Event, Failure, command::Command, core::Core, phase::Op},
+    actor::FairYield,
+    agent::{Event, Failure, command::AgentCommand, core::AgentCore, phase::OpNumber},
     message::ToolResult,
     provider::{Delta, ProviderError},
     subscription::EndReason,
@@ -37,16 +37,16 @@ const COMMANDS_IN_A_ROW: usize = 32;
 /// The number of inputs in a row before the agent yields to other tasks.
 const INPUTS_IN_A_ROW: u32 = 256;
 
-type RunningCall<'a, 'b> = Option<(Op, &'static str, &'a mut Running<'b>)>;
+type CallbackInProgress<'a, 'b> = Option<(OpNumber, &'static str, &'a mut RunningCallback<'b>)>;
 
 /// The result of serving commands.
-enum Served {
+enum ServedCommands {
     /// No command is left. The next command wakes the task.
     All,
     /// More commands may wait. The task must poll for them again, because nothing wakes it for them.
     Some,
     /// The agent must end.
-    End(Exit),
+    End(AgentExit),
 }
 
 impl CommitChannel {
@@ -62,28 +62,28 @@ impl CommitChannel {
     }
 }
 
-impl Task {
+impl AgentTask {
     /// Serves commands and advances all work until a callback is requested, the callback in flight has returned, or the
     /// agent ends.
     pub(super) fn drive<'a, 'b>(
         &'a mut self,
-        commands: &'a mut mpsc::Receiver<Box<Command>>,
-        mut call: RunningCall<'a, 'b>,
-    ) -> impl Future<Output = Exit> + use<'a, 'b> {
+        commands: &'a mut mpsc::Receiver<Box<AgentCommand>>,
+        mut call: CallbackInProgress<'a, 'b>,
+    ) -> impl Future<Output = AgentExit> + use<'a, 'b> {
         self.drop_call = false;
         let mut begun = false;
         poll_fn(move |cx| {
             // The callback is polled before any command is served. A started callback is therefore polled at least once
             // before it can be dropped.
             if !std::mem::replace(&mut begun, true) && self.poll_call(cx, &mut call).is_ready() {
-                return Poll::Ready(Exit::Returned);
+                return Poll::Ready(AgentExit::Returned);
             }
             self.poll(cx, commands, &mut call)
         })
     }
 
     /// Polls the callback in flight. Ready when it has returned.
-    fn poll_call(&mut self, cx: &mut Context<'_>, call: &mut RunningCall<'_, '_>) -> Poll<()> {
+    fn poll_call(&mut self, cx: &mut Context<'_>, call: &mut CallbackInProgress<'_, '_>) -> Poll<()> {
         let Some((op, callback, running)) = call else {
             return Poll::Pending;
         };
@@ -98,15 +98,15 @@ impl Task {
     fn poll(
         &mut self,
         cx: &mut Context<'_>,
-        commands: &mut mpsc::Receiver<Box<Command>>,
-        call: &mut RunningCall<'_, '_>,
-    ) -> Poll<Exit> {
+        commands: &mut mpsc::Receiver<Box<AgentCommand>>,
+        call: &mut CallbackInProgress<'_, '_>,
+    ) -> Poll<AgentExit> {
         let mut all_served = false;
         loop {
             // The number of inputs is not reset between callbacks. Otherwise a provider and callbacks that are always
             // ready would never yield to other tasks.
             if self.own_wake.is_none() && (self.inputs >= INPUTS_IN_A_ROW || self.feed.is_flooded()) {
-                self.own_wake = Some(OwnWake::begin());
+                self.own_wake = Some(FairYield::begin());
                 self.inputs = 0;
             }
             self.inputs += 1;
@@ -114,13 +114,13 @@ impl Task {
             // channel's length is enough.
             if !all_served || !commands.is_empty() {
                 match self.poll_commands(cx, commands) {
-                    Served::All => all_served = true,
-                    Served::Some => all_served = false,
-                    Served::End(exit) => return Poll::Ready(exit),
+                    ServedCommands::All => all_served = true,
+                    ServedCommands::Some => all_served = false,
+                    ServedCommands::End(exit) => return Poll::Ready(exit),
                 }
             }
             if call.is_some() && self.drop_call {
-                return Poll::Ready(Exit::Dropped);
+                return Poll::Ready(AgentExit::Dropped);
             }
             self.wake_idle_waiters();
             self.release_replies(cx);
@@ -137,7 +137,7 @@ impl Task {
                 Poll::Ready(Ok(())) => {}
                 // The session has dropped the channel to leave the turn, and stops the agent next.
                 Poll::Ready(Err(_)) if self.is_leaving() => self.commit = None,
-                Poll::Ready(Err(_)) => return Poll::Ready(Exit::End(EndReason::HandlesDropped, None)),
+                Poll::Ready(Err(_)) => return Poll::Ready(AgentExit::End(EndReason::HandlesDropped, None)),
                 // The commit channel has no room, so only commands are served until it has room.
                 Poll::Pending if !all_served => continue,
                 Poll::Pending => return self.wait(),
@@ -149,10 +149,10 @@ impl Task {
             if call.is_none()
                 && let Some(wanted) = self.wanted.take()
             {
-                return Poll::Ready(Exit::Call(wanted));
+                return Poll::Ready(AgentExit::Call(wanted));
             }
             if self.poll_call(cx, call).is_ready() {
-                return Poll::Ready(Exit::Returned);
+                return Poll::Ready(AgentExit::Returned);
             }
             if self.poll_work(cx).is_pending() && all_served {
                 return self.wait();
@@ -168,27 +168,35 @@ impl Task {
         Poll::Pending
     }
 
-    fn poll_commands(&mut self, cx: &mut Context<'_>, commands: &mut mpsc::Receiver<Box<Command>>) -> Served {
+    fn poll_commands(
+        &mut self,
+        cx: &mut Context<'_>,
+        commands: &mut mpsc::Receiver<Box<AgentCommand>>,
+    ) -> ServedCommands {
         for _ in 0..COMMANDS_IN_A_ROW {
             let command = match commands.poll_recv(cx) {
                 Poll::Ready(Some(command)) => *command,
-                Poll::Ready(None) => return Served::End(Exit::End(EndReason::HandlesDropped, None)),
-                Poll::Pending => return Served::All,
+                Poll::Ready(None) => {
+                    return ServedCommands::End(AgentExit::End(EndReason::HandlesDropped, None));
+                }
+                Poll::Pending => return ServedCommands::All,
             };
             match command {
-                Command::Stop(stop) => return Served::End(Exit::End(EndReason::Stopped, Some(stop))),
-                Command::Retire(at, reply) => {
+                AgentCommand::Stop(stop) => {
+                    return ServedCommands::End(AgentExit::End(EndReason::Stopped, Some(stop)));
+                }
+                AgentCommand::Retire(at, reply) => {
                     self.complete_records();
                     let settled = self.is_at(at) && (self.is_settled() || self.park());
                     let _ = reply.send(settled);
                     if settled {
-                        return Served::End(Exit::End(EndReason::Idle, None));
+                        return ServedCommands::End(AgentExit::End(EndReason::Idle, None));
                     }
                 }
                 command => self.serve(command),
             }
         }
-        Served::Some
+        ServedCommands::Some
     }
 
     /// Sends the events that wait for the commit channel. Ready when no event is left, or with an error if the receiver
@@ -262,7 +270,7 @@ impl Task {
             && question.poll_closed(cx).is_ready()
         {
             (work.question, work.held) = (None, None);
-            self.step(Core::question_withdrawn);
+            self.step(AgentCore::question_withdrawn);
             return Poll::Ready(());
         }
         let (Some((op, _)), Some(questions)) = (&work.stream, &work.questions) else {
@@ -331,7 +339,7 @@ impl Task {
         Poll::Ready(())
     }
 
-    fn stream_failed(&mut self, op: Op, error: ProviderError) {
+    fn stream_failed(&mut self, op: OpNumber, error: ProviderError) {
         self.step(|core, cx| core.stream_failed(op, error.into(), cx));
     }
 
@@ -421,8 +429,8 @@ impl Task {
     }
 
     /// Processes the result of a callback.
-    fn returned(&mut self, op: Op, callback: &'static str, returned: Result<Returned, String>) {
-        let adopted = returned.and_then(|Returned { outcome, before, after }| {
+    fn returned(&mut self, op: OpNumber, callback: &'static str, returned: Result<CallbackReturn, String>) {
+        let adopted = returned.and_then(|CallbackReturn { outcome, before, after }| {
             // The model for which the request was prepared, even if the callback has changed the model.
             let turn = self.core.phase().turn();
             let model = turn.map_or(&before.model, |turn| turn.model_in(&before)).clone();

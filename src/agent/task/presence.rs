@@ -2,27 +2,27 @@
 
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use crate::{actor::Signal, agent::phase::SlotCall, message::ToolUse};
+use crate::{actor::TaskWakeSignal, agent::phase::ToolDispatch, message::ToolUse};
 
 use crate::sync::lock;
 
 /// The calls of an agent that have not ended, including aborted calls.
 #[derive(Debug, Default)]
-pub(super) struct ActiveCalls {
-    calls: Mutex<Vec<Arc<SlotCall>>>,
-    ended: Signal,
+pub(super) struct ActiveToolCalls {
+    calls: Mutex<Vec<Arc<ToolDispatch>>>,
+    ended: TaskWakeSignal,
 }
 
 /// A guard that keeps a call in the list until the guard is dropped, which is the last action of the call's task.
-pub(super) struct Presence {
-    call: Arc<SlotCall>,
-    all: Arc<ActiveCalls>,
+pub(super) struct ActiveToolCallGuard {
+    call: Arc<ToolDispatch>,
+    all: Arc<ActiveToolCalls>,
 }
 
-impl ActiveCalls {
-    pub(super) fn enter(self: &Arc<Self>, call: &Arc<SlotCall>) -> Presence {
+impl ActiveToolCalls {
+    pub(super) fn enter(self: &Arc<Self>, call: &Arc<ToolDispatch>) -> ActiveToolCallGuard {
         self.calls().push(Arc::clone(call));
-        Presence { call: Arc::clone(call), all: Arc::clone(self) }
+        ActiveToolCallGuard { call: Arc::clone(call), all: Arc::clone(self) }
     }
 
     pub(super) fn is_empty(&self) -> bool {
@@ -41,12 +41,12 @@ impl ActiveCalls {
         }
     }
 
-    fn calls(&self) -> MutexGuard<'_, Vec<Arc<SlotCall>>> {
+    fn calls(&self) -> MutexGuard<'_, Vec<Arc<ToolDispatch>>> {
         lock(&self.calls)
     }
 }
 
-impl Drop for Presence {
+impl Drop for ActiveToolCallGuard {
     fn drop(&mut self) {
         self.all.calls().retain(|call| !Arc::ptr_eq(call, &self.call));
         self.all.ended.give();

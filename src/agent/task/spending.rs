@@ -5,14 +5,14 @@
 
 use std::sync::Arc;
 
-use super::Task;
+use super::AgentTask;
 use crate::{
     agent::{
         Config, Event, Failure,
         delegation::ParentCall,
-        phase::{Phase, Turn},
+        phase::{AgentPhase, Turn},
     },
-    budget::{Account, BudgetReport, Quote, SharedBudget, Spending},
+    budget::{BudgetAccount, BudgetReport, RequestCostQuote, RunBudgetAccounts, SharedBudget},
     message::{Purpose, TurnId, UsageSum},
     provider::Request,
     tool::Extensions,
@@ -26,7 +26,7 @@ pub(in crate::agent) struct SharedBudgets(pub(in crate::agent) Vec<SharedBudget>
 pub(in crate::agent) struct RunSpending {
     /// The first turn of the prompt.
     first_turn: TurnId,
-    pub(in crate::agent) accounts: Spending,
+    pub(in crate::agent) accounts: RunBudgetAccounts,
     /// The last report of the turn in flight.
     pub(in crate::agent) report: Option<Box<BudgetReport>>,
 }
@@ -57,7 +57,7 @@ impl RunSpending {
             spent.add(requests, origin.spent + turn.spent());
             let parents = shared.into_iter().flat_map(|all| &all.0).map(|shared| &shared.0);
             let parents = parents.chain(above).cloned().collect();
-            let accounts = Spending::new(Account::new(budget, &spent, parents));
+            let accounts = RunBudgetAccounts::new(BudgetAccount::new(budget, &spent, parents));
             *own = Some(Box::new(Self { first_turn: origin.first_turn, accounts, report: None }));
         }
         let own = own.as_deref_mut()?;
@@ -71,7 +71,7 @@ impl RunSpending {
         turn: &Turn,
         config: &Config,
         extensions: &Extensions,
-        quote: impl FnOnce() -> Quote,
+        quote: impl FnOnce() -> RequestCostQuote,
     ) -> Result<(), Failure> {
         let requests = match &turn.compaction {
             Some(own) if own.is_alone => 0,
@@ -102,14 +102,14 @@ impl RunSpending {
 
     /// Releases the reservation at the end of an input, unless the request is in flight or its usage is not reported
     /// yet.
-    pub(in crate::agent) fn release(&mut self, phase: &Phase) {
+    pub(in crate::agent) fn release(&mut self, phase: &AgentPhase) {
         if phase.received().is_none() {
             self.accounts.release();
         }
     }
 }
 
-impl Task {
+impl AgentTask {
     /// Reserves the request that is being opened.
     pub(super) fn reserve(&mut self) -> Result<(), Failure> {
         let (Some(turn), Some(work)) = (self.core.phase().turn(), &mut self.work) else { return Ok(()) };
@@ -128,10 +128,10 @@ impl Task {
 }
 
 /// Returns the expected size of a request, and the rates of its model.
-fn quote(request: &Request) -> Quote {
+fn quote(request: &Request) -> RequestCostQuote {
     let prompt = request.estimated_tokens();
     let price = request.model_info.as_ref().and_then(|info| info.price.as_ref());
     let rates = price.map(|price| price.rates_for(prompt));
     let max_output = request.options.max_tokens().map(u64::from);
-    Quote { prompt, max_output, rates: rates.map(|rates| (rates.input / 1e6, rates.output / 1e6)) }
+    RequestCostQuote { prompt, max_output, rates: rates.map(|rates| (rates.input / 1e6, rates.output / 1e6)) }
 }

@@ -7,23 +7,23 @@
 
 use tracing::Span;
 
-use super::{Task, work::Work};
+use super::{AgentTask, work::AgentWork};
 use crate::{
     agent::{Event, Failure, PromptState, Status},
     message::Purpose,
     provider::{PROVIDER_PANICKED, error_type},
-    telemetry::{self, Caller, RunFacts, RunTrace},
+    telemetry::{self, CallerSpan, RunSpanFacts, RunTrace},
     tool::Decision,
 };
 
-impl Work {
+impl AgentWork {
     /// Returns the run's span, if telemetry is on.
     pub(super) fn span(&self) -> Option<&Span> {
         self.trace.as_ref().map(|trace| trace.span())
     }
 }
 
-impl Task {
+impl AgentTask {
     /// Records an event in the trace of its run, if telemetry is on. If the event commits a turn, keeps the run's span
     /// for the event's delivery to the owner of the history.
     #[inline]
@@ -44,14 +44,15 @@ impl Task {
         if event.committed().is_some()
             && let (Some(commit), Some(span)) = (&mut self.commit, work.span())
         {
-            commit.run = Caller::of(span);
+            commit.run = CallerSpan::of(span);
         }
         record(work, event);
     }
 
     #[cold]
     fn begin_trace(&mut self) {
-        let caller = self.work.as_mut().map_or_else(Caller::default, |work| std::mem::take(&mut work.caller));
+        let caller =
+            self.work.as_mut().map_or_else(CallerSpan::default, |work| std::mem::take(&mut work.caller));
         let turn = self.core.phase().turn();
         let model = turn.map_or(&self.config.model, |turn| turn.model_in(&self.config));
         let prompt = turn.map(|turn| &turn.origin.prompt.options);
@@ -59,7 +60,7 @@ impl Task {
             prompt.and_then(|options| options.output()).or_else(|| self.config.settings.options.output());
         let trace = RunTrace::begin(
             &caller,
-            &RunFacts {
+            &RunSpanFacts {
                 agent: self.setup.name.as_deref(),
                 conversation: self.setup.hold.as_ref().map(|hold| hold.conversation()),
                 provider: model.provider_name(),
@@ -71,7 +72,7 @@ impl Task {
     }
 }
 
-fn record(work: &mut Work, event: &Event) {
+fn record(work: &mut AgentWork, event: &Event) {
     let Some(trace) = &mut work.trace else { return };
     match event {
         Event::ToolStart { .. } => trace.tool_call(),
@@ -106,10 +107,10 @@ fn record(work: &mut Work, event: &Event) {
 }
 
 /// The finish reason of a run, and the type and the description of its failure.
-type Ending<'a> = (&'a str, Option<(&'a str, &'a str)>);
+type RunEndAttributes<'a> = (&'a str, Option<(&'a str, &'a str)>);
 
 /// Ends the run's trace. `ending` is `None` if the run was cancelled.
-fn end(work: &mut Work, ending: Option<Ending<'_>>) {
+fn end(work: &mut AgentWork, ending: Option<RunEndAttributes<'_>>) {
     let Some(trace) = work.trace.take() else { return };
     if let Some((finish_reason, failure)) = ending {
         trace.end(finish_reason, failure);

@@ -11,49 +11,49 @@ use tokio_util::{sync::CancellationToken, time::DelayQueue};
 use tracing::Instrument;
 
 use super::{
-    Instance, Task,
+    AgentTask, ProviderInstance,
     calls::{drop_contained, guard},
-    opening::{NextAttempt, Opening},
+    opening::{NextAttempt, RequestOpening},
     spending::RunSpending,
 };
 use crate::{
     agent::{
-        Event, PendingUse, Permit,
-        command::{CommandResult, Reply},
-        core::{Effect, Forward},
+        Event, PendingUse, RequestPermit,
+        command::{AgentCommandResult, AgentReplyTx},
+        core::{AgentEffect, SubAgentDecision},
         delegation::{DelegatedUsage, Delegations, ParentCall},
-        phase::{Op, SlotCall},
+        phase::{OpNumber, ToolDispatch},
     },
     message::{ToolResult, ToolUseId},
-    provider::{DeltaStream, Questions},
-    telemetry::{Caller, RunTrace},
+    provider::{DeltaStream, QuestionReceiver},
+    telemetry::{CallerSpan, RunTrace},
     tool::{AgentLink, Answer, Decision, ToolContext, ToolReport, ToolSet},
 };
 
 /// The work in progress. Dropping a part of it ends that part.
 #[derive(Default)]
-pub(super) struct Work {
+pub(super) struct AgentWork {
     /// The tools that the current request offers.
     pub(super) tools: ToolSet,
     /// The permit of the request in flight, if the agent needs one. Callbacks, tools and delays run without a permit,
     /// because they may wait for another agent that needs one.
-    pub(super) permit: Option<Permit>,
+    pub(super) permit: Option<RequestPermit>,
     /// The request that is being opened, from the end of `prepare_step` until its stream starts.
-    pub(super) opening: Option<Opening>,
-    pub(super) stream: Option<(Op, DeltaStream)>,
+    pub(super) opening: Option<RequestOpening>,
+    pub(super) stream: Option<(OpNumber, DeltaStream)>,
     /// The next attempt of the request in flight, if the agent needs a permit for it. Until then, the stream is not
     /// polled.
     pub(super) attempt: Option<NextAttempt>,
-    pub(super) questions: Option<Questions>,
+    pub(super) questions: Option<QuestionReceiver>,
     /// The sender for the answer to the question that the provider is waiting on.
     pub(super) question: Option<oneshot::Sender<Decision>>,
-    pub(super) tasks: Option<Tasks>,
+    pub(super) tasks: Option<RunningTools>,
     /// What the tools of the run report about their sub-agents.
     pub(super) delegations: Option<Arc<Delegations>>,
-    pub(super) delay: Option<(Op, Pin<Box<Sleep>>)>,
+    pub(super) delay: Option<(OpNumber, Pin<Box<Sleep>>)>,
     pub(super) watch: Option<TurnClock>,
     /// The effect that is held back until a record with this number is stored.
-    pub(super) held: Option<(u64, Effect)>,
+    pub(super) held: Option<(u64, AgentEffect)>,
     /// The tool uses whose pauses have time limits.
     pub(super) expiries: Option<Box<DelayQueue<ToolUseId>>>,
     /// The accounts of the run, if a budget applies.
@@ -61,14 +61,14 @@ pub(super) struct Work {
     /// The trace of the run, if telemetry is on.
     pub(super) trace: Option<Box<RunTrace>>,
     /// The caller of the command that is being served.
-    pub(super) caller: Caller,
+    pub(super) caller: CallerSpan,
     /// An empty list that is reused for the effects of the next step.
-    pub(super) effects: Vec<Effect>,
+    pub(super) effects: Vec<AgentEffect>,
 }
 
 /// The running tools.
-pub(super) struct Tasks {
-    pub(super) op: Op,
+pub(super) struct RunningTools {
+    pub(super) op: OpNumber,
     pub(super) set: JoinSet<(usize, ToolResult)>,
     pub(super) calls: Vec<RunningTool>,
     pub(super) reports: mpsc::Receiver<ToolReport>,
@@ -81,7 +81,7 @@ pub(super) struct Tasks {
 /// A tool call that runs or has ended.
 pub(super) struct RunningTool {
     pub(super) task: AbortHandle,
-    pub(super) call: Arc<SlotCall>,
+    pub(super) call: Arc<ToolDispatch>,
     /// Whether a decision has given the result, so that the task was aborted.
     is_ended: bool,
 }
@@ -93,7 +93,7 @@ pub(super) struct OpenQuestion {
     pub(super) answer: oneshot::Sender<Answer>,
 }
 
-impl Tasks {
+impl RunningTools {
     pub(super) fn answer(&mut self, id: &ToolUseId, answer: Answer) {
         if let Some(index) = self.questions.iter().position(|question| question.id == *id) {
             // If the tool no longer waits, the answer is dropped.
@@ -117,7 +117,7 @@ impl Tasks {
     }
 }
 
-impl Drop for Tasks {
+impl Drop for RunningTools {
     fn drop(&mut self) {
         self.delegations.end(self.op, None);
         // Cancel the context, because a tool that never awaits can notice the abort only there. If all tools have
@@ -136,7 +136,7 @@ pub(super) struct TurnClock {
     pub(super) frozen: Option<Duration>,
 }
 
-impl Work {
+impl AgentWork {
     /// Ends all work except the turn's clock.
     pub(super) fn abort(&mut self) {
         drop_contained(self.opening.take());
@@ -163,7 +163,7 @@ impl Work {
         }
     }
 
-    pub(super) fn delay(&mut self, op: Op, delay: Duration) {
+    pub(super) fn delay(&mut self, op: OpNumber, delay: Duration) {
         self.delay = Some((op, Box::pin(sleep(delay))));
     }
 
@@ -209,7 +209,7 @@ impl Work {
     }
 }
 
-impl Task {
+impl AgentTask {
     /// Returns whether this is a sub-agent whose call has ended, so that nothing may start any more.
     pub(super) fn is_cut_off(&self) -> bool {
         self.above().is_some_and(|call| call.has_ended())
@@ -268,9 +268,9 @@ impl Task {
     /// Passes decisions to the calls whose sub-agents wait for them, and then sends the reply.
     pub(super) fn forward(
         &mut self,
-        forwards: Vec<Forward>,
+        forwards: Vec<SubAgentDecision>,
         by: Option<&Arc<str>>,
-        reply: Reply<CommandResult<()>>,
+        reply: AgentReplyTx<AgentCommandResult<()>>,
     ) {
         let Some(delegations) = self.delegations().cloned() else { return };
         let reply = delegations.reply(reply);
@@ -287,7 +287,8 @@ impl Task {
 
     /// Passes committed messages to the provider's instance.
     pub(super) fn report_committed(&self, event: &Event) {
-        let (Some(response), Some(Instance { own: Some(own), .. })) = (event.committed(), &self.instance)
+        let (Some(response), Some(ProviderInstance { own: Some(own), .. })) =
+            (event.committed(), &self.instance)
         else {
             return;
         };
@@ -297,7 +298,7 @@ impl Task {
 
     /// Drops the provider's instance. A separate task closes the instance, so the agent does not wait.
     pub(super) fn close_instance(&mut self) {
-        let Some(Instance { of, own }) = self.instance.take() else {
+        let Some(ProviderInstance { of, own }) = self.instance.take() else {
             return;
         };
         drop_contained(of);
@@ -316,7 +317,7 @@ impl Task {
         }
     }
 
-    pub(super) fn run_tools(&mut self, op: Op, calls: Vec<SlotCall>) {
+    pub(super) fn run_tools(&mut self, op: OpNumber, calls: Vec<ToolDispatch>) {
         let setup = Arc::clone(&self.setup);
         let epoch = setup.hold.as_ref().and_then(|hold| hold.epoch());
         let work = self.work.get_or_insert_default();
@@ -337,7 +338,8 @@ impl Task {
         let (set, calls_run, questions) = (JoinSet::new(), Vec::new(), Vec::new());
         let link = |slot| AgentLink::new((op, slot), sender.clone(), Arc::clone(&delegations) as _);
         let delegations = Arc::clone(&delegations);
-        let mut tasks = Tasks { op, set, calls: calls_run, reports, questions, delegations, cancellation };
+        let mut tasks =
+            RunningTools { op, set, calls: calls_run, reports, questions, delegations, cancellation };
         for call in calls.into_iter().map(Arc::new) {
             let context = ToolContext::detached(call.tool_use.id.clone())
                 .with_idempotency_key(Arc::clone(&call.idempotency_key))
@@ -370,7 +372,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn clock_that_is_stopped_twice_keeps_its_remaining_time() {
         let second = Duration::from_secs(1);
-        let mut work = Work::default();
+        let mut work = AgentWork::default();
         work.watch(Some(second * 10));
         tokio::time::sleep(second).await;
         work.freeze_watch(true);

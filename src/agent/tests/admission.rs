@@ -13,7 +13,8 @@ use std::{
 
 use crate::{
     agent::{
-        Admission, Agent, AgentBuilder, ErrorDecision, Event, Failure, Permit, Prompt, Status, ToolDecision,
+        Admission, Agent, AgentBuilder, ErrorDecision, Event, Failure, Prompt, RequestPermit, Status,
+        ToolDecision,
     },
     message::ToolUse,
     provider::{ProviderError, ProviderErrorKind},
@@ -30,7 +31,7 @@ use super::{
     support::{name, scripted},
 };
 
-type Admitting = Pin<Box<dyn Future<Output = Permit> + Send>>;
+type Admitting = Pin<Box<dyn Future<Output = RequestPermit> + Send>>;
 
 /// An admission with a limited number of permits, granted in the order of the requests.
 struct Turnstile {
@@ -79,7 +80,7 @@ impl Admission for Turnstile {
         Box::pin(async move {
             let permit = places.acquire_owned().await.unwrap();
             drop(waits);
-            Box::new(permit) as Permit
+            Box::new(permit) as RequestPermit
         })
     }
 }
@@ -175,7 +176,10 @@ async fn staged_prompt_starts_its_turn_asks_before_its_request() {
 
 /// Returns a run whose tool has finished, and the only permit, which the test holds. The run's next request waits for
 /// this permit.
-async fn waits_again_after_a_tool(builder: AgentBuilder, turnstile: &Arc<Turnstile>) -> (Watched, Permit) {
+async fn waits_again_after_a_tool(
+    builder: AgentBuilder,
+    turnstile: &Arc<Turnstile>,
+) -> (Watched, RequestPermit) {
     let gate = Gate::new();
     let passed = gate.clone();
     let tool = tool_fn("look", "Looks.", move |input: Value, _| {
@@ -597,7 +601,7 @@ async fn admission_panics_when_dropped_agent_survives() {
                 pending().await
             })
         },
-        || Box::pin(async { Box::new(Spiteful) as Permit }),
+        || Box::pin(async { Box::new(Spiteful) as RequestPermit }),
     ];
     for admit in waits {
         let provider = ScriptedProvider::from_fn(|_| Step::new().then_text(["Half"]).hang());
@@ -643,7 +647,7 @@ async fn waiting_run_killed_with_its_runtime_leaves_the_queue() {
                 Box::pin(async move {
                     let _flag = flag;
                     gate.pass().await;
-                    Box::new(()) as Permit
+                    Box::new(()) as RequestPermit
                 }) as _
             });
             let (_, builder) = scripted([Step::text("One.")]);

@@ -7,7 +7,7 @@ use std::sync::{
 
 use crate::{
     agent::{Agent, AgentBuilder, ErrorDecision, Event, Failure, FollowTarget, Response, RunStep, StateEdit},
-    budget::{Account, Budget, BudgetReport, SharedBudget},
+    budget::{Budget, BudgetAccount, BudgetReport, SharedBudget},
     message::{Usage, UsageSum},
     provider::{Model, ModelInfo, Options, Price, ProviderError, ProviderErrorKind, StopReason},
     run::{Error, ErrorKind, Prompt, RunOutcome},
@@ -384,8 +384,8 @@ fn account_whose_part_is_replaced_has_the_rest_and_the_new_part() {
         let usage = Usage::default().with_output(output).with_cost(cost);
         UsageSum { requests, usage, ..UsageSum::default() }
     };
-    let parent = Arc::new(Account::new(Budget::default(), &UsageSum::default(), Vec::new()));
-    let account = Account::new(Budget::usd(1.0), &sum(3, 300, 0.75), vec![Arc::clone(&parent)]);
+    let parent = Arc::new(BudgetAccount::new(Budget::default(), &UsageSum::default(), Vec::new()));
+    let account = BudgetAccount::new(Budget::usd(1.0), &sum(3, 300, 0.75), vec![Arc::clone(&parent)]);
     account.replace(&sum(1, 100, 0.25), &sum(2, 250, 0.375));
     assert_eq!(account.amounts().0, [875_000_000, 450, 4]);
     // A part that is larger than the sum leaves nothing.

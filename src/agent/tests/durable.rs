@@ -16,7 +16,8 @@ use serde_json::{Value, json};
 use super::{rig::answered, support::scripted};
 use crate::{
     agent::{
-        Agent, AgentBuilder, AgentCallbacks, Delivery, Durable, Event, HistoryOwner, TurnInFlight, TurnRecord,
+        Agent, AgentBuilder, AgentCallbacks, CommitItem, Durable, Event, HistoryOwner, TurnInFlight,
+        TurnRecord,
     },
     message::{History, Message},
     testing::{Gate, ScriptedProvider, Step},
@@ -38,7 +39,7 @@ struct Contents {
 }
 
 impl Shelf {
-    fn take(&self, delivery: &Delivery) {
+    fn take(&self, delivery: &CommitItem) {
         let mut contents = self.0.lock().unwrap();
         if let Some(event) = &delivery.event {
             if let Event::Turn { response, .. } = &*event.event {

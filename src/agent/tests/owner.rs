@@ -11,7 +11,7 @@ use crate::{
     provider::{ProviderError, ProviderErrorKind},
     run::{Error, ErrorKind},
     subscription::{EventId, Update},
-    telemetry::Caller,
+    telemetry::CallerSpan,
     testing::{Gate, Step},
     tool::Decision,
 };
@@ -57,7 +57,7 @@ impl HistoryOwner {
         prompt: impl Into<Prompt>,
     ) -> Result<EventId, Error> {
         let opening = FirstMessage::Prompt(prompt.into());
-        self.begin(at, base, opening, None, Caller::default()).await.map(|(with, _)| with)
+        self.begin(at, base, opening, None, CallerSpan::default()).await.map(|(with, _)| with)
     }
 
     /// Starts a run on `base` in which the model answers an existing message again.
@@ -68,7 +68,7 @@ impl HistoryOwner {
         message: Arc<Message>,
     ) -> Result<EventId, Error> {
         let opening = FirstMessage::Message(message, Prompt::default());
-        self.begin(at, base, opening, None, Caller::default()).await.map(|(with, _)| with)
+        self.begin(at, base, opening, None, CallerSpan::default()).await.map(|(with, _)| with)
     }
 }
 

@@ -242,7 +242,8 @@ async fn parallel_sub_agents_wait_at_the_same_time_and_are_decided_in_one_comman
         waiting = pauses(&mut running).await;
     }
     let decisions = || waiting.iter().map(|pause| (pause.tool_use.id.clone(), Decision::Execute)).collect();
-    let resume = |decisions| crate::agent::Resume { decisions, turn: Some(waiting[0].turn), by: None };
+    let resume =
+        |decisions| crate::agent::ResumeDecisions { decisions, turn: Some(waiting[0].turn), by: None };
     let mut spoiled: Vec<_> = decisions();
     spoiled.push(("never".into(), Decision::Execute));
     let error = agent.decide(resume(spoiled)).await.unwrap_err();

@@ -26,18 +26,18 @@ const LONGEST: usize = 1 << 20;
 ///
 /// The addresses of these servers come from the MCP server, which may not be trusted. So a request to an address of a
 /// private network or of this machine is refused, unless the MCP server itself is in such a network.
-pub(super) struct Exchanges {
+pub(super) struct AuthorizationHttpClient {
     client: Client,
-    reach: Arc<Reach>,
+    reach: Arc<AllowedAddressResolver>,
     /// Whether the MCP server is reached without encryption, as on this machine. Its authorization server may be, too.
     allows_http: bool,
 }
 
-impl Exchanges {
+impl AuthorizationHttpClient {
     /// Returns the client for the login at the MCP server with this URL.
     pub(super) async fn new(server: &Url) -> Result<Self, ProviderError> {
-        let reach = Arc::new(Reach::of(server).await);
-        let client = resolving_client(server, LIMIT, Arc::<Reach>::clone(&reach))?;
+        let reach = Arc::new(AllowedAddressResolver::of(server).await);
+        let client = resolving_client(server, LIMIT, Arc::<AllowedAddressResolver>::clone(&reach))?;
         Ok(Self { client, reach, allows_http: server.scheme() == "http" })
     }
 
@@ -59,7 +59,7 @@ impl Exchanges {
     }
 }
 
-impl OAuthHttpClient for Exchanges {
+impl OAuthHttpClient for AuthorizationHttpClient {
     fn execute(&self, request: OAuthHttpRequest) -> OAuthHttpClientFuture<'_> {
         Box::pin(async move {
             let limit = request.timeout.unwrap_or(LIMIT);
@@ -115,14 +115,14 @@ impl Network {
 
 /// The addresses to which requests may be sent. As the resolver of the client, this returns only these addresses.
 #[derive(Clone, Debug)]
-struct Reach {
+struct AllowedAddressResolver {
     /// The networks of the MCP server.
     own: Vec<Network>,
     /// The names of proxies. The application's environment names them, so their addresses are not checked.
     proxies: Vec<String>,
 }
 
-impl Reach {
+impl AllowedAddressResolver {
     async fn of(server: &Url) -> Self {
         let addresses = match (literal(server), server.host_str()) {
             (Some(address), _) => vec![address],
@@ -163,7 +163,7 @@ impl Reach {
     }
 }
 
-impl Resolve for Reach {
+impl Resolve for AllowedAddressResolver {
     fn resolve(&self, name: Name) -> Resolving {
         let reach = self.clone();
         Box::pin(async move {
@@ -190,7 +190,7 @@ mod tests {
 
     /// Sends a request to a port on which nothing listens, and returns the error.
     async fn refusal(server: &str, target: &str) -> String {
-        let exchanges = Exchanges::new(&server.parse().unwrap()).await.unwrap();
+        let exchanges = AuthorizationHttpClient::new(&server.parse().unwrap()).await.unwrap();
         let scheme = server.split(':').next().unwrap();
         let request = Request::new(Method::GET, format!("{scheme}://{target}:9/").parse().unwrap());
         let refused = timeout(LIMIT, exchanges.send(request)).await.unwrap();
@@ -212,7 +212,8 @@ mod tests {
 
     #[tokio::test]
     async fn send_without_encryption_is_refused_if_the_server_is_encrypted() {
-        let exchanges = Exchanges::new(&"https://127.0.0.1/mcp".parse().unwrap()).await.unwrap();
+        let exchanges =
+            AuthorizationHttpClient::new(&"https://127.0.0.1/mcp".parse().unwrap()).await.unwrap();
         let request = Request::new(Method::GET, "http://user:hunter2@127.0.0.1:9/".parse().unwrap());
         let refused = exchanges.send(request).await.unwrap_err().to_string();
         assert_eq!(refused, "http://127.0.0.1:9/ is not an `https` URL");
@@ -220,8 +221,9 @@ mod tests {
 
     #[test]
     fn check_refuses_addresses_outside_the_servers_networks() {
-        let reach = |own: &[Network]| Reach { own: own.to_vec(), proxies: Vec::new() };
-        let allows = |reach: &Reach, address: &str| reach.check(address.parse().unwrap()).is_ok();
+        let reach = |own: &[Network]| AllowedAddressResolver { own: own.to_vec(), proxies: Vec::new() };
+        let allows =
+            |reach: &AllowedAddressResolver, address: &str| reach.check(address.parse().unwrap()).is_ok();
         for address in
             ["10.0.0.9", "192.168.1.1", "100.64.0.1", "fd00::1", "::ffff:10.0.0.9", "64:ff9b::a00:9"]
         {

@@ -22,8 +22,8 @@ use super::{
     Backend, BackendError, BackendSession, Breach, Capabilities, SessionOptions, SessionPosition, TurnPrompt,
     exchange::{self, BackendTurn},
     sessions::{
-        BackendConversation, BackendLive, BackendPosition, BackendRoute, BackendSessions, PromptCounts,
-        elsewhere,
+        BackendConversation, BackendPosition, BackendPositionRoute, BackendSessions, LiveBackendSession,
+        PromptCounts, elsewhere,
     },
 };
 use crate::{
@@ -191,21 +191,27 @@ impl BackendOwner {
         &self,
         conversation: &BackendConversation,
         options: &SessionOptions,
-    ) -> Result<BackendReached, BackendError> {
+    ) -> Result<FoundBackendSession, BackendError> {
         let loss = match self.reach(conversation, options.clone()).await {
-            Ok(lacks) => return Ok(BackendReached::Session(lacks)),
+            Ok(lacks) => return Ok(FoundBackendSession::Session(lacks)),
             Err(error) if error.is_lost_session() && self.lost != LostSession::Fail => error,
             Err(error) => return Err(error),
         };
         let limit = self.limits.start;
         let session = call("start", limit, async { self.backend.0.start(options).await }).await?;
         let (heard, runtime) = (PromptCounts::default(), Handle::current());
-        let live =
-            BackendLive { session, key: fresh_key(), heard, fresh: true, options: options.clone(), runtime };
+        let live = LiveBackendSession {
+            session,
+            key: fresh_key(),
+            heard,
+            fresh: true,
+            options: options.clone(),
+            runtime,
+        };
         let (left, taken) = self.sessions().activate(live);
         self.retire(left);
         taken?;
-        Ok(BackendReached::New(loss))
+        Ok(FoundBackendSession::New(loss))
     }
 
     /// Activates a session that is at the conversation's position. Returns a warning if the session lacks a part of the
@@ -218,7 +224,7 @@ impl BackendOwner {
         let can = ask("capabilities", || self.can())?;
         let way = self.sessions().route(conversation, can)?;
         if let Some(position) = &conversation.position
-            && matches!(way, BackendRoute::Resume(..) | BackendRoute::Fork(_))
+            && matches!(way, BackendPositionRoute::Resume(..) | BackendPositionRoute::Fork(_))
         {
             let end = self.sessions().end_of(&position.key);
             if let Some(end) = end {
@@ -233,22 +239,22 @@ impl BackendOwner {
             Ok::<_, BackendError>((fork.await?, fresh_key(), PromptCounts::up_to(place.prompts), true))
         };
         let (session, key, heard, fresh) = match way {
-            BackendRoute::Stay(more) => {
+            BackendPositionRoute::Stay(more) => {
                 note_more(more);
                 return Ok(None);
             }
-            BackendRoute::Return(more) => {
+            BackendPositionRoute::Return(more) => {
                 note_more(more);
                 let left = self.sessions().reactivate_parked();
                 self.retire(left);
                 return Ok(None);
             }
-            BackendRoute::Start => {
+            BackendPositionRoute::Start => {
                 let session = call("start", limit, async { backend.start(&options).await }).await?;
                 (session, fresh_key(), PromptCounts::default(), true)
             }
-            BackendRoute::Fork(place) => forked(place).await?,
-            BackendRoute::Resume(position, id, heard) => {
+            BackendPositionRoute::Fork(place) => forked(place).await?,
+            BackendPositionRoute::Resume(position, id, heard) => {
                 let resume = call("resume", limit, async { backend.resume(&id, &options).await });
                 let session = resume.await?;
                 match position.place().filter(|place| is_elsewhere(&*session, place)) {
@@ -267,7 +273,7 @@ impl BackendOwner {
         let is_fork = fresh && heard.kept > 0;
         let lacks =
             conversation.position.as_ref().filter(|at| is_fork && at.unfinished && at.checkpoint.is_some());
-        let live = BackendLive { session, key, heard, fresh, options, runtime: Handle::current() };
+        let live = LiveBackendSession { session, key, heard, fresh, options, runtime: Handle::current() };
         let (left, taken) = self.sessions().activate(live);
         self.retire(left);
         taken?;
@@ -291,7 +297,7 @@ impl BackendOwner {
         self.retire(lost);
     }
 
-    fn retire(&self, live: Option<BackendLive>) {
+    fn retire(&self, live: Option<LiveBackendSession>) {
         let Some(live) = live else { return };
         let end = terminate(live.session, &live.runtime, self.limits.terminate);
         if !live.fresh {
@@ -313,8 +319,8 @@ impl BackendOwner {
         let reached = self.reach_or_start(&conversation, &options).await.map_err(before)?;
         let (session, started_with) = self.sessions().begin().map_err(before)?;
         let (mut warnings, messages) = match reached {
-            BackendReached::Session(lacks) => (Vec::from_iter(lacks), conversation.new),
-            BackendReached::New(loss) => {
+            FoundBackendSession::Session(lacks) => (Vec::from_iter(lacks), conversation.new),
+            FoundBackendSession::New(loss) => {
                 let with_transcript = self.lost == LostSession::StartWithTranscript;
                 let knows = if with_transcript { "a transcript" } else { "nothing" };
                 let warning =
@@ -353,7 +359,7 @@ impl BackendOwner {
 }
 
 /// The session that was found for a conversation.
-enum BackendReached {
+enum FoundBackendSession {
     /// A session that knows the conversation. If it lacks a part of the conversation, the text is a warning about this
     /// part.
     Session(Option<String>),
@@ -495,7 +501,7 @@ pub(super) fn terminate(
     limit: Duration,
 ) -> watch::Receiver<()> {
     let (done, waiter) = watch::channel(());
-    let ending = BackendEnding { session: Some(session), limit, _done: done };
+    let ending = BackendSessionTermination { session: Some(session), limit, _done: done };
     // If the runtime is gone, the future is dropped at once, and dropping it terminates the session.
     runtime.spawn(ending.run().in_current_span());
     waiter
@@ -512,13 +518,13 @@ pub(super) async fn ended(mut session: watch::Receiver<()>) {
 }
 
 /// A session to terminate. If the runtime drops this before it has run, the session is terminated on a new thread.
-struct BackendEnding {
+struct BackendSessionTermination {
     session: Option<Arc<dyn BackendSession>>,
     limit: Duration,
     _done: watch::Sender<()>,
 }
 
-impl BackendEnding {
+impl BackendSessionTermination {
     async fn run(mut self) {
         if let Some(session) = self.session.take() {
             end(session, self.limit).await;
@@ -526,7 +532,7 @@ impl BackendEnding {
     }
 }
 
-impl Drop for BackendEnding {
+impl Drop for BackendSessionTermination {
     fn drop(&mut self) {
         let Some(session) = self.session.take() else {
             return;

@@ -91,7 +91,7 @@ use tokio::time::timeout;
 
 use super::{
     Backend, BackendError, BackendEvent, BackendSession, EventStream, PermissionRequest, SessionOptions,
-    TurnPrompt, TurnResult, recorder::BackendRecorder,
+    TurnPrompt, TurnResult, recorder::BackendEventConverter,
 };
 use crate::{
     conformance::{CheckOutcome, ConformanceReport, checks, run},
@@ -233,7 +233,7 @@ async fn read(
     mut events: EventStream,
     mut ask: impl FnMut(PermissionRequest),
 ) -> Ended {
-    let mut recorder = BackendRecorder::new("conformance");
+    let mut recorder = BackendEventConverter::new("conformance");
     let (mut text, mut tools) = (String::new(), 0);
     let result = loop {
         let next = soon(subject, "the next event", events.next()).await;

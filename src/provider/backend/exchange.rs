@@ -18,7 +18,7 @@ use super::{
     BackendError, BackendEvent, BackendSession, Breach, EventStream, PermissionAnswer, PermissionRequest,
     TurnResult,
     adapter::{BackendOwner, ask, call},
-    recorder::BackendRecorder,
+    recorder::BackendEventConverter,
     sessions::BackendPosition,
 };
 use crate::{
@@ -89,9 +89,9 @@ pub(super) fn stream(
     warnings: Vec<String>,
     context: RequestContext,
 ) -> Result<DeltaStream, BackendError> {
-    let recorder = BackendRecorder::new(&format);
+    let recorder = BackendEventConverter::new(&format);
     let edits = ask("capabilities", || turn.owner.can().edits)?;
-    let mut exchange = BackendExchange {
+    let mut exchange = BackendTurnStream {
         turn,
         events: Some(events),
         recorder,
@@ -111,7 +111,7 @@ pub(super) fn stream(
     })))
 }
 
-struct BackendExchange {
+struct BackendTurnStream {
     // This field is declared before `turn`, so that the stream is dropped first. Dropping `turn` cancels the turn, and
     // a session may delay the cancellation until the stream is dropped.
     events: Option<EventStream>,
@@ -120,14 +120,14 @@ struct BackendExchange {
     /// The ids of the tool uses for which a request in `asking` waits.
     asked: HashSet<ToolUseId>,
     turn: BackendTurn,
-    recorder: BackendRecorder,
+    recorder: BackendEventConverter,
     format: String,
     context: RequestContext,
     edits: bool,
     ready: VecDeque<Delta>,
 }
 
-impl BackendExchange {
+impl BackendTurnStream {
     /// Returns the next delta, or `None` after the turn has ended, with a result or with an error.
     async fn next(&mut self) -> Option<Result<Delta, BackendError>> {
         for event in 1_u64.. {

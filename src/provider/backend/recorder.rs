@@ -13,26 +13,26 @@ use crate::{
 
 /// Converts a turn's events to deltas, and checks that the events keep the contract.
 #[derive(Debug)]
-pub(super) struct BackendRecorder {
+pub(super) struct BackendEventConverter {
     format: String,
     blocks: usize,
     /// The text or thinking block that is being extended.
-    growing: Option<(usize, BackendGrowing)>,
-    tools: HashMap<ToolUseId, BackendActivity>,
+    growing: Option<(usize, BackendTextKind)>,
+    tools: HashMap<ToolUseId, BackendToolUse>,
     /// The block indexes of the plan and of each status, by name.
     items: HashMap<String, usize>,
     deltas: Vec<Delta>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum BackendGrowing {
+enum BackendTextKind {
     Text,
     Thinking,
 }
 
 /// A tool use of the backend.
 #[derive(Debug)]
-struct BackendActivity {
+struct BackendToolUse {
     index: usize,
     item: Value,
     /// Whether the tool use itself has arrived. Otherwise only the request to allow it has arrived.
@@ -42,7 +42,7 @@ struct BackendActivity {
     finished: bool,
 }
 
-impl BackendRecorder {
+impl BackendEventConverter {
     /// Creates a recorder whose items have this format name.
     pub(super) fn new(format: &str) -> Self {
         Self {
@@ -61,14 +61,14 @@ impl BackendRecorder {
     }
 
     pub(super) fn text(&mut self, text: String) {
-        self.grow(BackendGrowing::Text, text);
+        self.grow(BackendTextKind::Text, text);
     }
 
     pub(super) fn thinking(&mut self, text: String) {
-        self.grow(BackendGrowing::Thinking, text);
+        self.grow(BackendTextKind::Thinking, text);
     }
 
-    fn grow(&mut self, what: BackendGrowing, text: String) {
+    fn grow(&mut self, what: BackendTextKind, text: String) {
         if text.is_empty() {
             return;
         }
@@ -76,8 +76,8 @@ impl BackendRecorder {
             Some((index, growing)) if growing == what => index,
             _ => {
                 let block = match what {
-                    BackendGrowing::Text => BlockStart::Text,
-                    BackendGrowing::Thinking => BlockStart::Thinking,
+                    BackendTextKind::Text => BlockStart::Text,
+                    BackendTextKind::Thinking => BlockStart::Thinking,
                 };
                 let index = self.start(block);
                 self.growing = Some((index, what));
@@ -98,7 +98,7 @@ impl BackendRecorder {
     /// `rejected` if permission was refused, otherwise `ended`.
     pub(super) fn finish(&mut self) {
         self.settle();
-        let mut open: Vec<&mut BackendActivity> =
+        let mut open: Vec<&mut BackendToolUse> =
             self.tools.values_mut().filter(|activity| !activity.finished).collect();
         open.sort_by_key(|activity| activity.index);
         for activity in open {
@@ -145,7 +145,7 @@ impl BackendRecorder {
         let index = self.start_item(item.clone());
         self.tools.insert(
             tool_use.id.clone(),
-            BackendActivity { index, item, used, rejected: false, finished: false },
+            BackendToolUse { index, item, used, rejected: false, finished: false },
         );
     }
 

@@ -115,7 +115,7 @@ impl PromptCounts {
 
 /// How the conversation's position can be reached.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum BackendRoute {
+pub(super) enum BackendPositionRoute {
     /// Continue with the session in use. The number counts the prompts that this session has received after the
     /// conversation's position. These prompts were discarded from the conversation.
     Stay(u64),
@@ -142,18 +142,18 @@ pub(super) fn elsewhere() -> BackendError {
 #[derive(Default)]
 pub(super) struct BackendSessions {
     /// The session in use.
-    live: Option<BackendLive>,
+    live: Option<LiveBackendSession>,
     /// The previous session. It is kept until the conversation has a response of the session in use. If the
     /// conversation leaves the branch of the session in use before that, the conversation returns to the previous
     /// session.
-    parked: Option<BackendLive>,
+    parked: Option<LiveBackendSession>,
     /// The terminated sessions that have a response in the conversation, by key.
-    retired: HashMap<String, BackendRetired>,
+    retired: HashMap<String, RetiredBackendSession>,
     closed: bool,
 }
 
 /// A session that is running.
-pub(super) struct BackendLive {
+pub(super) struct LiveBackendSession {
     pub(super) session: Arc<dyn BackendSession>,
     pub(super) key: String,
     pub(super) heard: PromptCounts,
@@ -164,13 +164,13 @@ pub(super) struct BackendLive {
     pub(super) runtime: Handle,
 }
 
-struct BackendRetired {
+struct RetiredBackendSession {
     heard: PromptCounts,
     /// A channel that closes when the session has ended.
     ended: watch::Receiver<()>,
 }
 
-impl BackendLive {
+impl LiveBackendSession {
     fn is(&self, session: &Arc<dyn BackendSession>) -> bool {
         Arc::ptr_eq(&self.session, session)
     }
@@ -186,7 +186,7 @@ impl BackendSessions {
         &self,
         conversation: &BackendConversation,
         can: Capabilities,
-    ) -> Result<BackendRoute, BackendError> {
+    ) -> Result<BackendPositionRoute, BackendError> {
         let foreign = conversation.new.iter().filter(|message| message.role == Role::Assistant).count();
         if foreign > 0 && !(can.history && conversation.position.is_none()) {
             return Err(BackendError::Diverged(format!(
@@ -199,12 +199,12 @@ impl BackendSessions {
                 // addition, it must not have received the responses of other models before, because they would be sent
                 // again.
                 Some(heard) if heard.kept == 0 && (foreign == 0 || heard.given == 0) => {
-                    BackendRoute::Stay(heard.given)
+                    BackendPositionRoute::Stay(heard.given)
                 }
-                _ => BackendRoute::Start,
+                _ => BackendPositionRoute::Start,
             });
         };
-        let heard_by = |live: &Option<BackendLive>| {
+        let heard_by = |live: &Option<LiveBackendSession>| {
             live.as_ref().filter(|live| live.key == position.key).map(|live| live.heard)
         };
         let (live, parked) = (heard_by(&self.live), heard_by(&self.parked));
@@ -212,17 +212,17 @@ impl BackendSessions {
         let mut heard = live.or(parked).or_else(retired).unwrap_or_default();
         if heard.kept > position.prompts {
             return match position.place() {
-                Some(place) if can.fork => Ok(BackendRoute::Fork(place)),
+                Some(place) if can.fork => Ok(BackendPositionRoute::Fork(place)),
                 _ => Err(elsewhere()),
             };
         }
         let more = heard.given.saturating_sub(position.prompts);
         match &position.session {
-            _ if live.is_some() => Ok(BackendRoute::Stay(more)),
-            _ if parked.is_some() => Ok(BackendRoute::Return(more)),
+            _ if live.is_some() => Ok(BackendPositionRoute::Stay(more)),
+            _ if parked.is_some() => Ok(BackendPositionRoute::Return(more)),
             Some(id) if can.resume => {
                 heard.keep(position.prompts);
-                Ok(BackendRoute::Resume(position.clone(), id.clone(), heard))
+                Ok(BackendPositionRoute::Resume(position.clone(), id.clone(), heard))
             }
             Some(_) => Err(BackendError::NotResumable(
                 "the session is gone and the backend can't resume one; start a new conversation".to_owned(),
@@ -235,7 +235,10 @@ impl BackendSessions {
 
     /// Makes a session the one in use, unless the conversation is closed. Returns the session to terminate, which may
     /// be the new session itself.
-    pub(super) fn activate(&mut self, live: BackendLive) -> (Option<BackendLive>, Result<(), BackendError>) {
+    pub(super) fn activate(
+        &mut self,
+        live: LiveBackendSession,
+    ) -> (Option<LiveBackendSession>, Result<(), BackendError>) {
         if self.closed {
             return (Some(live), Err(closed()));
         }
@@ -247,7 +250,7 @@ impl BackendSessions {
     }
 
     /// Switches back to the previous session. Returns the session to terminate.
-    pub(super) fn reactivate_parked(&mut self) -> Option<BackendLive> {
+    pub(super) fn reactivate_parked(&mut self) -> Option<LiveBackendSession> {
         let parked = self.parked.take()?;
         self.live.replace(parked)
     }
@@ -280,8 +283,8 @@ impl BackendSessions {
 
     /// Records that the response with this position is now part of the conversation. If this makes the previous session
     /// unnecessary, returns that session.
-    pub(super) fn keep(&mut self, position: &BackendPosition) -> Option<BackendLive> {
-        let its_own = |live: &&mut BackendLive| live.key == position.key;
+    pub(super) fn keep(&mut self, position: &BackendPosition) -> Option<LiveBackendSession> {
+        let its_own = |live: &&mut LiveBackendSession| live.key == position.key;
         if let Some(live) = self.live.as_mut().filter(its_own) {
             live.heard.keep(position.prompts);
             live.fresh = false;
@@ -296,13 +299,13 @@ impl BackendSessions {
     }
 
     /// Removes and returns a session that has become unusable, if it is the session in use.
-    pub(super) fn lose(&mut self, session: &Arc<dyn BackendSession>) -> Option<BackendLive> {
+    pub(super) fn lose(&mut self, session: &Arc<dyn BackendSession>) -> Option<LiveBackendSession> {
         self.live.take_if(|live| live.is(session))
     }
 
     /// Records a session that has a response in the conversation and is being terminated.
     pub(super) fn retired(&mut self, key: String, heard: PromptCounts, ended: watch::Receiver<()>) {
-        self.retired.insert(key, BackendRetired { heard, ended });
+        self.retired.insert(key, RetiredBackendSession { heard, ended });
     }
 
     /// Returns a channel that closes when the terminated session with this key has ended.
@@ -316,7 +319,7 @@ impl BackendSessions {
     }
 
     /// Removes and returns all running sessions.
-    pub(super) fn take_all(&mut self) -> impl Iterator<Item = BackendLive> + use<> {
+    pub(super) fn take_all(&mut self) -> impl Iterator<Item = LiveBackendSession> + use<> {
         self.live.take().into_iter().chain(self.parked.take())
     }
 }

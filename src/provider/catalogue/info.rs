@@ -4,7 +4,7 @@ use std::{
     sync::Arc,
 };
 
-use super::Traits;
+use super::ModelTraits;
 use crate::{message::Usage, provider::CacheHint, setters::setters};
 
 /// Facts about a model. A fact that is `None` is unknown, and restricts nothing.
@@ -48,7 +48,7 @@ pub struct ModelInfo {
     /// The month or day of the model's release, such as `2026-05` or `2026-05-31`.
     pub release_date: Option<String>,
     /// How options are encoded for the model, if the entry differs from the rules for the model's id.
-    pub(in crate::provider) traits: Option<Arc<Traits>>,
+    pub(in crate::provider) traits: Option<Arc<ModelTraits>>,
 }
 
 impl ModelInfo {

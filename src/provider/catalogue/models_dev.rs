@@ -9,9 +9,9 @@ use std::{
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
-use super::{Catalogue, Modality, ModelInfo, Price, Rates, Traits, from_models_dev};
+use super::{Catalogue, Modality, ModelInfo, ModelTraits, Price, Rates, from_models_dev};
 
-type Object = Map<String, Value>;
+type ModelsDevObject = Map<String, Value>;
 
 /// The reason why a file can't be read as a catalogue.
 #[derive(thiserror::Error)]
@@ -98,7 +98,7 @@ fn model(provider: &str, id: &str, entry: &Value) -> Result<ModelInfo, String> {
         release_date: entry.get("release_date")?,
         traits: entry
             .inner("traits")?
-            .map(|traits| Traits::changed(id, traits.object))
+            .map(|traits| ModelTraits::changed(id, traits.object))
             .transpose()
             .map(|traits| traits.map(Arc::new))
             .map_err(|error| entry.bad("traits", &error.to_string()))?,
@@ -124,7 +124,7 @@ fn model(provider: &str, id: &str, entry: &Value) -> Result<ModelInfo, String> {
 /// type than expected, the error names the member.
 #[derive(Clone, Copy)]
 struct ModelsDevReader<'a> {
-    object: &'a Object,
+    object: &'a ModelsDevObject,
     path: &'static str,
 }
 

@@ -29,9 +29,9 @@ use crate::provider::Effort;
 /// The facts about a model, grouped by wire format.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(in crate::provider) struct Traits {
+pub(in crate::provider) struct ModelTraits {
     /// The facts for Anthropic's Messages API.
-    pub(in crate::provider) messages: MessagesTraits,
+    pub(in crate::provider) messages: AnthropicTraits,
     /// The facts for OpenAI's Chat Completions and Responses.
     pub(in crate::provider) openai: OpenAiTraits,
     /// The facts for Google's Gemini.
@@ -43,13 +43,13 @@ pub(in crate::provider) struct Traits {
 /// The facts about a model for Anthropic's Messages API.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(in crate::provider) struct MessagesTraits {
+pub(in crate::provider) struct AnthropicTraits {
     /// How thinking is requested.
-    pub(in crate::provider) thinking: MessagesThinking,
+    pub(in crate::provider) thinking: AnthropicThinking,
     /// How thinking is turned off.
-    pub(in crate::provider) off: ThinkingOff,
+    pub(in crate::provider) off: AnthropicThinkingOff,
     /// Which sampling parameters the model supports.
-    pub(in crate::provider) sampling: MessagesSampling,
+    pub(in crate::provider) sampling: AnthropicSampling,
     /// Whether a tool use can be forced.
     pub(in crate::provider) forced_tools: bool,
     /// Whether the model supports output schemas.
@@ -62,7 +62,7 @@ pub(in crate::provider) struct MessagesTraits {
 /// How thinking is requested from a model in Anthropic's Messages API.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub(in crate::provider) enum MessagesThinking {
+pub(in crate::provider) enum AnthropicThinking {
     /// The model cannot think.
     None,
     /// Thinking is requested by a token budget.
@@ -76,7 +76,7 @@ pub(in crate::provider) enum MessagesThinking {
 /// How thinking is turned off in Anthropic's Messages API.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub(in crate::provider) enum ThinkingOff {
+pub(in crate::provider) enum AnthropicThinkingOff {
     /// Thinking can be turned off.
     Disabled,
     /// Thinking at the start of the response can be turned off, but thinking between tool uses can't.
@@ -88,7 +88,7 @@ pub(in crate::provider) enum ThinkingOff {
 /// The sampling parameters (temperature and top-p) that a model supports in Anthropic's Messages API.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub(in crate::provider) enum MessagesSampling {
+pub(in crate::provider) enum AnthropicSampling {
     /// The model supports both parameters, with any value. Used for models other than Claude.
     Any,
     /// The model supports both parameters in one request. The temperature must be from 0 to 1.
@@ -117,9 +117,9 @@ pub(in crate::provider) struct OpenAiTraits {
     /// Whether the model supports stop sequences.
     pub(in crate::provider) stop: bool,
     /// The condition under which the model supports tools in Chat Completions.
-    pub(in crate::provider) chat_tools: ChatTools,
+    pub(in crate::provider) chat_tools: ChatToolSupport,
     /// Whether a prompt for the model can be kept in the cache for a day.
-    pub(in crate::provider) long_cache: LongCache,
+    pub(in crate::provider) long_cache: DayLongCacheModels,
     /// Whether the Responses wire format places `instructions` behind the input.
     pub(in crate::provider) late_instructions: bool,
 }
@@ -149,8 +149,8 @@ impl OpenAiTraits {
                 && !rest.contains(|c: char| c.is_ascii_alphabetic())
         };
         match &self.long_cache {
-            LongCache::Any(keeps) => *keeps,
-            LongCache::Models(names) => names.iter().any(|name| {
+            DayLongCacheModels::Any(keeps) => *keeps,
+            DayLongCacheModels::Models(names) => names.iter().any(|name| {
                 id.strip_prefix(name.as_str()).is_some_and(|rest| rest.is_empty() || is_date(rest))
             }),
         }
@@ -173,7 +173,7 @@ pub(in crate::provider) enum OpenAiSampling {
 /// The condition under which a model supports tools in Chat Completions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub(in crate::provider) enum ChatTools {
+pub(in crate::provider) enum ChatToolSupport {
     Always,
     /// The model supports tools only if the request contains no effort. The model then does not reason.
     WithoutEffort,
@@ -185,7 +185,7 @@ pub(in crate::provider) enum ChatTools {
 /// The models, among those that a rule matches, that can keep a prompt in the cache for a day.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(untagged)]
-pub(in crate::provider) enum LongCache {
+pub(in crate::provider) enum DayLongCacheModels {
     /// All of these models (`true`), or none of them (`false`).
     Any(bool),
     /// Only the models with these names, and their dated builds.
@@ -231,7 +231,7 @@ pub(in crate::provider) struct OllamaTraits {
     pub(in crate::provider) levels: bool,
 }
 
-impl Traits {
+impl ModelTraits {
     /// Returns the facts about the model with this id. They come from the rule that matches the id. If no rule matches,
     /// they are the facts about unknown models.
     pub(in crate::provider) fn of(id: &str) -> &'static Self {
@@ -263,20 +263,20 @@ fn change(all: &mut Value, changes: &Map<String, Value>) {
     }
 }
 
-static RULES: LazyLock<TraitRules> =
-    LazyLock::new(|| TraitRules::read(BUILT_IN).expect("a test reads the built-in rules"));
+static RULES: LazyLock<ModelTraitRules> =
+    LazyLock::new(|| ModelTraitRules::read(BUILT_IN).expect("a test reads the built-in rules"));
 
 /// The rules in the built-in file.
 #[derive(Deserialize)]
-struct TraitRules {
+struct ModelTraitRules {
     /// The facts about unknown models. Each rule contains only the facts that differ from these.
-    unknown: Traits,
+    unknown: ModelTraits,
     /// The families. `starts` of a family is compared with the model's name without the vendor (`openai/…`) and without
     /// the mark of a fine-tuned model (`ft:…`). `contains` of a family is searched for in the whole id in lower case.
-    families: Vec<Family<Traits>>,
+    families: Vec<ModelFamilyRules<ModelTraits>>,
 }
 
-impl TraitRules {
+impl ModelTraitRules {
     fn read(json: &str) -> Result<Self, serde_json::Error> {
         let mut rules = serde_json::from_str::<Value>(json)?["rules"].take();
         let unknown = rules["unknown"].clone();
@@ -297,7 +297,7 @@ impl TraitRules {
 /// could not be verified is omitted, because a wrong limit does more harm than a missing one.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(in crate::provider) struct Family<T> {
+pub(in crate::provider) struct ModelFamilyRules<T> {
     /// A text that the ids of the family contain.
     contains: Option<String>,
     /// The prefixes of the family's names. They are used if `contains` is not set.
@@ -305,15 +305,15 @@ pub(in crate::provider) struct Family<T> {
     starts: Vec<String>,
     /// The place of the version in the part of the id after the family's name.
     #[serde(default)]
-    version: ModelVersion,
+    version: ModelVersionPlace,
     /// The rules. The first rule that matches is used.
-    rules: Vec<Rule<T>>,
+    rules: Vec<ModelFamilyRule<T>>,
 }
 
 /// The place of a model's version in the rest of its id, which is the part after the family's name.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "snake_case")]
-enum ModelVersion {
+enum ModelVersionPlace {
     /// The version is the first part of the rest, such as `2.5`. Parts are separated by `-`.
     #[default]
     First,
@@ -330,7 +330,7 @@ enum ModelVersion {
 /// A rule for the models of a family.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Rule<T> {
+struct ModelFamilyRule<T> {
     /// Words that must all occur in the part of the id after the family's name. `image|audio` matches either word. `#b`
     /// matches a word that begins with a digit and ends with `b`, such as `32b`. An empty word matches if the family's
     /// name is at the end of the id or directly before a `-`.
@@ -345,17 +345,21 @@ struct Rule<T> {
 /// Returns the value of the rule that matches a model. This is the first matching rule of the first family that has
 /// one. `name` and `text` are two forms of the model's id: prefixes are compared with `name`, and texts are searched
 /// for in `text`.
-pub(in crate::provider) fn find<'a, T>(families: &'a [Family<T>], name: &str, text: &str) -> Option<&'a T> {
+pub(in crate::provider) fn find<'a, T>(
+    families: &'a [ModelFamilyRules<T>],
+    name: &str,
+    text: &str,
+) -> Option<&'a T> {
     families.iter().find_map(|family| family.find(name, text))
 }
 
-impl<T> Family<T> {
+impl<T> ModelFamilyRules<T> {
     fn find(&self, name: &str, text: &str) -> Option<&T> {
         let rest = match &self.contains {
             Some(contained) => text.split_once(contained.as_str())?.1,
             None => self.starts.iter().find_map(|start| name.strip_prefix(start.as_str()))?,
         };
-        let any = self.version == ModelVersion::Anywhere;
+        let any = self.version == ModelVersionPlace::Anywhere;
         let parts = || rest.split(move |c: char| if any { !c.is_ascii_alphanumeric() } else { c == '-' });
         let version = self.version.read(rest, parts());
         let is = |word: &str, part: &str| match word.strip_prefix('#') {
@@ -363,7 +367,7 @@ impl<T> Family<T> {
             None => word == part,
         };
         let has = |words: &String| parts().any(|part| words.split('|').any(|word| is(word, part)));
-        let matches = |rule: &&Rule<T>| {
+        let matches = |rule: &&ModelFamilyRule<T>| {
             rule.since.is_none_or(|since| version.is_some_and(|version| version >= since))
                 && rule.words.iter().all(has)
         };
@@ -371,7 +375,7 @@ impl<T> Family<T> {
     }
 }
 
-impl ModelVersion {
+impl ModelVersionPlace {
     /// Reads the version from the rest of an id, which is also passed as separate parts.
     fn read<'a>(self, rest: &'a str, mut parts: impl Iterator<Item = &'a str>) -> Option<(u8, u8)> {
         if self == Self::Anywhere {

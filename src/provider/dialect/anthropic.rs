@@ -12,9 +12,9 @@ use serde_json::{Map, Value};
 use super::{
     Decoder, Dialect, Encoded, Framing, error,
     names::ToolNames,
-    output::{self, OutputReading},
+    output::{self, OutputDecodingPlan},
 };
-use crate::provider::{ProviderError, Request, ThinkingMode, catalogue::MessagesThinking};
+use crate::provider::{ProviderError, Request, ThinkingMode, catalogue::AnthropicThinking};
 
 /// The name of the wire format, in `provider_data` and provider items.
 const NAME: &str = "anthropic_messages";
@@ -135,13 +135,15 @@ impl Dialect for AnthropicMessages {
     }
 
     fn decoder(&self, request: &Request) -> Box<dyn Decoder> {
-        let reading = match MessagesOutput::of(request) {
-            MessagesOutput::None => OutputReading::default(),
-            MessagesOutput::Native => OutputReading { enforced: true, ..OutputReading::default() },
-            MessagesOutput::Tool { .. } => output::tool_reading(request),
+        let reading = match AnthropicOutputMode::of(request) {
+            AnthropicOutputMode::None => OutputDecodingPlan::default(),
+            AnthropicOutputMode::Native => {
+                OutputDecodingPlan { enforced: true, ..OutputDecodingPlan::default() }
+            }
+            AnthropicOutputMode::Tool { .. } => output::tool_reading(request),
         };
         let declared = ToolNames::of(&prepared(request), NAME_LIMIT, "").declared();
-        output::decoder(decode::MessagesDecoder::new(request), declared, reading)
+        output::decoder(decode::AnthropicDecoder::new(request), declared, reading)
     }
 
     fn error(&self, status: u16, body: &str) -> ProviderError {
@@ -151,7 +153,7 @@ impl Dialect for AnthropicMessages {
 
 /// How a request's output schema is sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum MessagesOutput {
+enum AnthropicOutputMode {
     /// The request has no output schema.
     None,
     /// As structured output.
@@ -163,11 +165,11 @@ enum MessagesOutput {
     },
 }
 
-impl MessagesOutput {
+impl AnthropicOutputMode {
     fn of(request: &Request) -> Self {
         let traits = &request.traits().messages;
         let thinks = request.options.thinking().is_some_and(ThinkingMode::is_on)
-            && traits.thinking != MessagesThinking::None;
+            && traits.thinking != AnthropicThinking::None;
         match request.options.output() {
             None => Self::None,
             Some(output)
@@ -185,9 +187,9 @@ impl MessagesOutput {
 /// Returns the request. If its output schema is sent as the input of a tool, the returned request has the output tool
 /// instead.
 fn prepared(request: &Request) -> Cow<'_, Request> {
-    let tool = match MessagesOutput::of(request) {
-        MessagesOutput::Tool { forced } => Some(forced),
-        MessagesOutput::None | MessagesOutput::Native => None,
+    let tool = match AnthropicOutputMode::of(request) {
+        AnthropicOutputMode::Tool { forced } => Some(forced),
+        AnthropicOutputMode::None | AnthropicOutputMode::Native => None,
     };
     output::prepared(request, tool)
 }

@@ -23,7 +23,7 @@ use super::{
 };
 use crate::provider::{
     ProviderError, Request,
-    catalogue::{BUILT_IN, Family, find},
+    catalogue::{BUILT_IN, ModelFamilyRules, find},
 };
 
 /// The name of the wire format.
@@ -268,7 +268,7 @@ impl Dialect for ChatCompletions {
 /// `provider::http::services`.
 #[derive(Default, Deserialize)]
 #[serde(default, deny_unknown_fields, bound(deserialize = "'de: 'static"))]
-struct ChatRule {
+struct ChatDeviationRule {
     output: Option<OutputSupport>,
     thinking: Option<ThinkingField>,
     thinking_members: Map<String, Value>,
@@ -283,25 +283,25 @@ struct ChatRule {
 
 #[derive(Deserialize)]
 #[serde(bound(deserialize = "'de: 'static"))]
-struct ChatRules {
-    services: BTreeMap<String, Vec<Family<ChatRule>>>,
+struct ChatDeviationRules {
+    services: BTreeMap<String, Vec<ModelFamilyRules<ChatDeviationRule>>>,
 }
 
 #[derive(Deserialize)]
 #[serde(bound(deserialize = "'de: 'static"))]
-struct ChatRulesFile {
-    rules: ChatRules,
+struct ChatDeviationRulesFile {
+    rules: ChatDeviationRules,
 }
 
-static FILE: LazyLock<ChatRulesFile> =
+static FILE: LazyLock<ChatDeviationRulesFile> =
     LazyLock::new(|| serde_json::from_str(BUILT_IN).expect("a test reads the rules of the services"));
 
 /// Returns the rule of this service for a model.
-fn model_rule(service: &str, model: &str) -> Option<&'static ChatRule> {
+fn model_rule(service: &str, model: &str) -> Option<&'static ChatDeviationRule> {
     find(FILE.rules.services.get(service)?, model, model)
 }
 
-impl ChatRule {
+impl ChatDeviationRule {
     fn set(&self, chat: &mut ChatCompletions) {
         chat.output = self.output.unwrap_or(chat.output);
         chat.thinking = self.thinking.unwrap_or(chat.thinking);

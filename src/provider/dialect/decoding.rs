@@ -29,7 +29,7 @@ pub(super) const MAX_CALLS: usize = 1024;
 const MAX_DEPTH: usize = 16;
 
 /// The result of decoding an event, whose deltas are appended to a list.
-pub(super) type Decoded = Result<(), ProviderError>;
+pub(super) type DecodeResult = Result<(), ProviderError>;
 
 /// Parses an event from its JSON text.
 pub(super) fn parse<'a, T: Deserialize<'a>>(data: &'a str) -> Result<T, serde_json::Error> {
@@ -47,7 +47,7 @@ pub(super) fn bad(message: &str, data: &str) -> ProviderError {
 
 /// The id and the model of a response.
 #[derive(Debug, Default)]
-pub(super) struct Metadata {
+pub(super) struct ResponseMetadata {
     /// The id. Empty if it is not known yet.
     pub(super) id: String,
     has_model: bool,
@@ -55,7 +55,7 @@ pub(super) struct Metadata {
     pub(super) data: Option<Map<String, Value>>,
 }
 
-impl Metadata {
+impl ResponseMetadata {
     /// Emits the id and the model as soon as they are known, and the name of the wire format at the first event. `key`
     /// is the member of the provider data with the id.
     pub(super) fn emit(&mut self, format: &str, key: &str, id: &str, model: &str, deltas: &mut Vec<Delta>) {
@@ -80,37 +80,37 @@ impl Metadata {
 
 /// The kinds of growing blocks that a wire format does not identify.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum TextKind {
+pub(super) enum TextBlockKind {
     Text,
     Thinking,
 }
 
 /// The blocks of a response whose wire format does not identify them.
 #[derive(Default)]
-pub(super) struct AnswerBlocks {
+pub(super) struct ImplicitResponseBlocks {
     pub(super) count: usize,
     /// The kind of the block that is growing.
-    open: Option<TextKind>,
+    open: Option<TextBlockKind>,
     text: Option<usize>,
     thinking: Option<usize>,
 }
 
-impl AnswerBlocks {
+impl ImplicitResponseBlocks {
     /// After this many blocks, text and thinking are appended to the last block of their kind instead of starting new
     /// blocks. Otherwise, a service that alternates between text and thinking with each token would exceed the limit of
     /// blocks in a message.
     const MANY: usize = 256;
 
-    pub(super) fn of(&mut self, kind: TextKind, deltas: &mut Vec<Delta>) -> usize {
-        let last = if kind == TextKind::Text { self.text } else { self.thinking };
+    pub(super) fn of(&mut self, kind: TextBlockKind, deltas: &mut Vec<Delta>) -> usize {
+        let last = if kind == TextBlockKind::Text { self.text } else { self.thinking };
         match last {
             Some(index) if self.open == Some(kind) || self.count >= Self::MANY => index,
             _ => {
                 let index = self.item();
                 self.open = Some(kind);
                 let (block, last) = match kind {
-                    TextKind::Text => (BlockStart::Text, &mut self.text),
-                    TextKind::Thinking => (BlockStart::Thinking, &mut self.thinking),
+                    TextBlockKind::Text => (BlockStart::Text, &mut self.text),
+                    TextBlockKind::Thinking => (BlockStart::Thinking, &mut self.thinking),
                 };
                 *last = Some(index);
                 deltas.push(Delta::Start { index, block });
@@ -143,12 +143,12 @@ impl AnswerBlocks {
 
 /// The ids of the tool calls of one response.
 #[derive(Debug, Default)]
-pub(super) struct CallIds {
+pub(super) struct ResponseToolCallIds {
     taken: HashSet<String>,
     count: usize,
 }
 
-impl CallIds {
+impl ResponseToolCallIds {
     /// Returns whether the response has no tool call yet. Used for wire formats that get the ids from
     /// [`next`](Self::next).
     pub(super) fn is_empty(&self) -> bool {
@@ -191,13 +191,13 @@ impl CallIds {
 
 /// Picks one of several alternative responses, if a service sends more than the one that was requested.
 #[derive(Debug, Default)]
-pub(super) struct Alternatives {
+pub(super) struct ResponseAlternatives {
     /// The index of the chosen response, which is the first response that arrived.
     index: Option<u64>,
     warned: bool,
 }
 
-impl Alternatives {
+impl ResponseAlternatives {
     /// Returns the part of an event that belongs to the chosen response. The first part of another response causes a
     /// warning.
     pub(super) fn pick<T>(
@@ -228,7 +228,7 @@ impl Alternatives {
 /// other wire formats, and failure reports. All wire formats treat stray events in the same way. A failure report is an
 /// error. All other stray events are skipped.
 #[derive(Debug, Default)]
-pub(super) struct Strays {
+pub(super) struct StrayEvents {
     /// The first stray event that has members but does not name its kind. A gateway may send such an object instead of
     /// a response.
     first: Option<Box<str>>,
@@ -236,13 +236,13 @@ pub(super) struct Strays {
     count: u8,
 }
 
-impl Strays {
+impl StrayEvents {
     /// Skips an event that is a JSON object without any member of a response.
     ///
     /// # Errors
     ///
     /// Fails if the event reports a failure.
-    pub(super) fn skip(&mut self, data: &str) -> Decoded {
+    pub(super) fn skip(&mut self, data: &str) -> DecodeResult {
         self.count = self.count.saturating_add(1).min(2);
         let Ok(Value::Object(event)) = halves::read(data) else {
             return Ok(());
@@ -280,7 +280,7 @@ impl Strays {
 ///
 /// Fails if the event may be part of the response, or if it reports a failure. If it may be part of the response,
 /// `what` is the message of the error.
-pub(super) fn skip_unreadable(frame: Frame<'_>, what: &str, cause: serde_json::Error) -> Decoded {
+pub(super) fn skip_unreadable(frame: Frame<'_>, what: &str, cause: serde_json::Error) -> DecodeResult {
     let data = frame.data.trim_ascii();
     let reports = match halves::read(data) {
         Ok(Value::Object(event)) => is_named_report(&event),

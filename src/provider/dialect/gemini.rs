@@ -11,7 +11,7 @@ use std::{borrow::Cow, fmt::Write};
 use super::{
     Decoder, Dialect, Encoded, Framing, error,
     names::ToolNames,
-    output::{self, OutputReading},
+    output::{self, OutputDecodingPlan},
 };
 use crate::provider::{ProviderError, ProviderErrorKind, Request};
 
@@ -77,7 +77,10 @@ impl Dialect for GoogleGemini {
 
     fn decoder(&self, request: &Request) -> Box<dyn Decoder> {
         let reading = if takes_output(request) {
-            OutputReading { enforced: request.options.output().is_some(), ..OutputReading::default() }
+            OutputDecodingPlan {
+                enforced: request.options.output().is_some(),
+                ..OutputDecodingPlan::default()
+            }
         } else {
             output::tool_reading(request)
         };

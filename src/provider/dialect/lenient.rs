@@ -41,9 +41,9 @@ impl<'a> From<Cow<'a, str>> for LenientText<'a> {
 
 /// The arguments of a tool call as JSON text. A service may send this text in a string, or send the JSON value itself.
 #[derive(Default)]
-pub(super) struct Arguments<'a>(LenientText<'a>);
+pub(super) struct ToolCallArguments<'a>(LenientText<'a>);
 
-impl<'a> Arguments<'a> {
+impl<'a> ToolCallArguments<'a> {
     pub(super) fn as_str(&self) -> &str {
         self.0.as_str()
     }
@@ -160,7 +160,7 @@ impl<'de: 'a, 'a> Deserialize<'de> for LenientText<'a> {
     }
 }
 
-impl<'de: 'a, 'a> Deserialize<'de> for Arguments<'a> {
+impl<'de: 'a, 'a> Deserialize<'de> for ToolCallArguments<'a> {
     /// Keeps the JSON unchanged, including repeated keys, at any depth. Only unpaired halves of surrogate pairs are
     /// replaced. Arguments that cannot be used do not cause the response to fail.
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {

@@ -10,7 +10,7 @@ use std::collections::HashMap;
 
 use super::{
     Decoder, Dialect, Encoded, Framing, error,
-    output::{self, OutputReading},
+    output::{self, OutputDecodingPlan},
 };
 use crate::provider::{ProviderError, ProviderErrorKind, Request, ToolChoice};
 
@@ -74,7 +74,7 @@ impl Dialect for OllamaChat {
 
     fn decoder(&self, request: &Request) -> Box<dyn Decoder> {
         let by_tool = answers_by_tool(request);
-        let reading = if by_tool { output::tool_reading(request) } else { OutputReading::default() };
+        let reading = if by_tool { output::tool_reading(request) } else { OutputDecodingPlan::default() };
         output::decoder(decode::OllamaDecoder::default(), HashMap::new(), reading)
     }
 

@@ -13,7 +13,9 @@ use std::{borrow::Cow, collections::HashMap};
 
 use serde_json::{Value, json};
 
-use super::{Decoder, Encoded, Frame, OutputSupport, decoding::Decoded, names::NAME_LIMIT, strict::strict};
+use super::{
+    Decoder, Encoded, Frame, OutputSupport, decoding::DecodeResult, names::NAME_LIMIT, strict::strict,
+};
 use crate::{
     provider::{
         BlockStart, Delta, MessageDelta, OutputSchema, Part, Request, StopReason, ToolChoice, output::WRAPPER,
@@ -78,12 +80,12 @@ pub(super) fn tool_is_possible(request: &Request) -> bool {
 }
 
 /// Returns how to decode a response that gives the value through the output tool.
-pub(super) fn tool_reading(request: &Request) -> OutputReading {
+pub(super) fn tool_reading(request: &Request) -> OutputDecodingPlan {
     let Some(output) = request.options.output().filter(|output| output_tool_schema(output).is_some()) else {
-        return OutputReading::default();
+        return OutputDecodingPlan::default();
     };
     let wrapped = wrapped(output.schema.as_value()).is_some();
-    OutputReading { tool: Some(tool_name(request, output)), wrapped, enforced: false }
+    OutputDecodingPlan { tool: Some(tool_name(request, output)), wrapped, enforced: false }
 }
 
 /// Returns a name for the output tool that no other tool has.
@@ -163,21 +165,23 @@ pub(super) fn format(
 
 /// Returns how to decode the response to a request whose output schema is sent according to `support`. `enforced`
 /// indicates whether the service guarantees that responses fit a strict schema.
-pub(super) fn reading(support: OutputSupport, enforced: bool, request: &Request) -> OutputReading {
+pub(super) fn reading(support: OutputSupport, enforced: bool, request: &Request) -> OutputDecodingPlan {
     let Some(output) = request.options.output() else {
-        return OutputReading::default();
+        return OutputDecodingPlan::default();
     };
     let schema = output.schema.as_value();
     match support {
         OutputSupport::Tool => tool_reading(request),
         OutputSupport::Strict => match strict(schema) {
-            Some((_, wrapped)) => OutputReading { tool: None, wrapped, enforced },
-            None => OutputReading { wrapped: wrapped(schema).is_some(), ..OutputReading::default() },
+            Some((_, wrapped)) => OutputDecodingPlan { tool: None, wrapped, enforced },
+            None => {
+                OutputDecodingPlan { wrapped: wrapped(schema).is_some(), ..OutputDecodingPlan::default() }
+            }
         },
         OutputSupport::Object | OutputSupport::None => {
-            OutputReading { wrapped: wrapped(schema).is_some(), ..OutputReading::default() }
+            OutputDecodingPlan { wrapped: wrapped(schema).is_some(), ..OutputDecodingPlan::default() }
         }
-        OutputSupport::Schema => OutputReading::default(),
+        OutputSupport::Schema => OutputDecodingPlan::default(),
     }
 }
 
@@ -235,14 +239,14 @@ fn is_object(schema: &Value) -> bool {
 /// Extracts a value's JSON text from the object that encloses it, while the text is streamed. A text that is not such
 /// an object is returned unchanged.
 #[derive(Debug, Default)]
-struct Unwrapper {
-    state: UnwrapState,
+struct OutputUnwrapper {
+    state: OutputUnwrapperState,
     /// The received text that may belong to the value or to the enclosing object.
     held: String,
 }
 
 #[derive(Debug, Default, PartialEq, Eq)]
-enum UnwrapState {
+enum OutputUnwrapperState {
     /// The beginning of the object has not arrived completely.
     #[default]
     Before,
@@ -258,24 +262,24 @@ const WRAPPER_TEXT: &str = "\"value\"";
 /// The maximum number of bytes that are held back because they may be the beginning or the end of the object.
 const MAX_HELD: usize = 1024;
 
-impl Unwrapper {
+impl OutputUnwrapper {
     /// Adds text, and returns the text that is now known to belong to the value.
     fn push(&mut self, text: &str) -> String {
         self.held.push_str(text);
-        if self.state == UnwrapState::Before {
+        if self.state == OutputUnwrapperState::Before {
             match beginning(&self.held) {
-                OutputWrapping::Object(length) => {
-                    self.state = UnwrapState::Inside;
+                OutputTextStart::Object(length) => {
+                    self.state = OutputUnwrapperState::Inside;
                     self.held.drain(..length);
                 }
-                OutputWrapping::Open if self.held.len() <= MAX_HELD => return String::new(),
-                OutputWrapping::Open | OutputWrapping::Other => self.state = UnwrapState::Outside,
+                OutputTextStart::Open if self.held.len() <= MAX_HELD => return String::new(),
+                OutputTextStart::Open | OutputTextStart::Other => self.state = OutputUnwrapperState::Outside,
             }
         }
         match self.state {
-            UnwrapState::Before => String::new(),
-            UnwrapState::Outside => std::mem::take(&mut self.held),
-            UnwrapState::Inside => {
+            OutputUnwrapperState::Before => String::new(),
+            OutputUnwrapperState::Outside => std::mem::take(&mut self.held),
+            OutputUnwrapperState::Inside => {
                 let kept = self.held.trim_end();
                 let kept = kept.strip_suffix('}').unwrap_or(kept).trim_end().len();
                 let kept = if self.held.len() - kept > MAX_HELD { self.held.len() } else { kept };
@@ -288,15 +292,15 @@ impl Unwrapper {
     /// Ends the text, and returns the part that was held back, unless this part is the end of the enclosing object.
     fn finish(&mut self) -> String {
         let held = std::mem::take(&mut self.held);
-        match std::mem::replace(&mut self.state, UnwrapState::Outside) {
-            UnwrapState::Inside => String::new(),
-            UnwrapState::Before | UnwrapState::Outside => held,
+        match std::mem::replace(&mut self.state, OutputUnwrapperState::Outside) {
+            OutputUnwrapperState::Inside => String::new(),
+            OutputUnwrapperState::Before | OutputUnwrapperState::Outside => held,
         }
     }
 }
 
 /// How a text begins.
-enum OutputWrapping {
+enum OutputTextStart {
     /// The text begins with the object. The value in the object starts at this position.
     Object(usize),
     /// The text is too short to decide.
@@ -305,22 +309,22 @@ enum OutputWrapping {
     Other,
 }
 
-fn beginning(text: &str) -> OutputWrapping {
+fn beginning(text: &str) -> OutputTextStart {
     let mut rest = text.trim_start();
     for token in ["{", WRAPPER_TEXT, ":"] {
         match rest.strip_prefix(token) {
             Some(after) => rest = after.trim_start(),
-            None if token.starts_with(rest) => return OutputWrapping::Open,
-            None => return OutputWrapping::Other,
+            None if token.starts_with(rest) => return OutputTextStart::Open,
+            None => return OutputTextStart::Other,
         }
     }
     // White space before the value may still follow.
-    if rest.is_empty() { OutputWrapping::Open } else { OutputWrapping::Object(text.len() - rest.len()) }
+    if rest.is_empty() { OutputTextStart::Open } else { OutputTextStart::Object(text.len() - rest.len()) }
 }
 
 /// How the response to a request is decoded.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct OutputReading {
+pub(super) struct OutputDecodingPlan {
     /// The name of the tool whose input is the requested value.
     pub(super) tool: Option<String>,
     /// Whether the value is requested as the only member of an enclosing object.
@@ -334,19 +338,19 @@ pub(super) struct OutputReading {
 pub(super) fn decoder(
     inner: impl Decoder + 'static,
     declared: HashMap<String, String>,
-    reading: OutputReading,
+    reading: OutputDecodingPlan,
 ) -> Box<dyn Decoder> {
-    if declared.is_empty() && reading == OutputReading::default() {
+    if declared.is_empty() && reading == OutputDecodingPlan::default() {
         return Box::new(inner);
     }
     let (blocks, fresh) = (Vec::new(), Vec::new());
-    Box::new(RestoringDecoder { inner, declared, reading, blocks, uses_tools: false, fresh })
+    Box::new(OutputRestoringDecoder { inner, declared, reading, blocks, uses_tools: false, fresh })
 }
 
-struct RestoringDecoder<D> {
+struct OutputRestoringDecoder<D> {
     inner: D,
     declared: HashMap<String, String>,
-    reading: OutputReading,
+    reading: OutputDecodingPlan,
     /// How each block is translated.
     blocks: Vec<OutputBlock>,
     /// Whether the response uses tools of the application.
@@ -359,14 +363,14 @@ enum OutputBlock {
     /// A block that is passed on unchanged.
     Other,
     /// A text. If there is an unwrapper, the value is extracted from the object that encloses it.
-    Text(Option<Unwrapper>),
+    Text(Option<OutputUnwrapper>),
     /// A use of the output tool, which becomes a text block.
-    Output { unwrapper: Option<Unwrapper>, empty: bool, ended: bool },
+    Output { unwrapper: Option<OutputUnwrapper>, empty: bool, ended: bool },
 }
 
-impl<D: Decoder> RestoringDecoder<D> {
-    fn unwrapper(&self) -> Option<Unwrapper> {
-        self.reading.wrapped.then(Unwrapper::default)
+impl<D: Decoder> OutputRestoringDecoder<D> {
+    fn unwrapper(&self) -> Option<OutputUnwrapper> {
+        self.reading.wrapped.then(OutputUnwrapper::default)
     }
 
     fn translate(&mut self, deltas: &mut Vec<Delta>) {
@@ -471,22 +475,22 @@ impl<D: Decoder> RestoringDecoder<D> {
     }
 }
 
-fn unwrapped(unwrapper: Option<&mut Unwrapper>, text: String) -> String {
+fn unwrapped(unwrapper: Option<&mut OutputUnwrapper>, text: String) -> String {
     match unwrapper {
         Some(unwrapper) => unwrapper.push(&text),
         None => text,
     }
 }
 
-fn rest(index: usize, unwrapper: Option<&mut Unwrapper>, deltas: &mut Vec<Delta>) {
-    let text = unwrapper.map(Unwrapper::finish).unwrap_or_default();
+fn rest(index: usize, unwrapper: Option<&mut OutputUnwrapper>, deltas: &mut Vec<Delta>) {
+    let text = unwrapper.map(OutputUnwrapper::finish).unwrap_or_default();
     if !text.is_empty() {
         deltas.push(Delta::Extend { index, part: Part::Text(text) });
     }
 }
 
-impl<D: Decoder> Decoder for RestoringDecoder<D> {
-    fn decode(&mut self, frame: Frame<'_>, deltas: &mut Vec<Delta>) -> Decoded {
+impl<D: Decoder> Decoder for OutputRestoringDecoder<D> {
+    fn decode(&mut self, frame: Frame<'_>, deltas: &mut Vec<Delta>) -> DecodeResult {
         let decoded = self.inner.decode(frame, &mut self.fresh);
         self.translate(deltas);
         decoded
@@ -500,7 +504,7 @@ impl<D: Decoder> Decoder for RestoringDecoder<D> {
         self.inner.is_complete()
     }
 
-    fn end(&mut self, deltas: &mut Vec<Delta>) -> Decoded {
+    fn end(&mut self, deltas: &mut Vec<Delta>) -> DecodeResult {
         let ended = self.inner.end(&mut self.fresh);
         self.translate(deltas);
         ended

@@ -28,13 +28,13 @@ pub(super) fn strict(schema: &Value) -> Option<(Value, bool)> {
     let object = wrapped(schema);
     let wrapped = object.is_some();
     let root = object.as_ref().unwrap_or(schema);
-    let schema = StrictRewriter { root, inlining: Inlining::default() }.schema(root)?;
+    let schema = StrictRewriter { root, inlining: SchemaInlining::default() }.schema(root)?;
     Some((schema, wrapped))
 }
 
 struct StrictRewriter<'a> {
     root: &'a Value,
-    inlining: Inlining,
+    inlining: SchemaInlining,
 }
 
 /// The maximum number of references in one schema that are replaced by their targets. Without this limit, a few types
@@ -44,13 +44,13 @@ const MAX_INLININGS: usize = 500;
 
 /// The references that are replaced by their targets.
 #[derive(Default)]
-pub(super) struct Inlining {
+pub(super) struct SchemaInlining {
     /// The references whose replacement led to the current schema.
     open: Vec<String>,
     count: usize,
 }
 
-impl Inlining {
+impl SchemaInlining {
     /// Begins the replacement of a reference, unless the replacement would not end. If this returns `true`, call
     /// [`end`](Self::end) afterwards.
     pub(super) fn begin(&mut self, reference: &str) -> bool {

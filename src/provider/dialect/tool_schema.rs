@@ -45,7 +45,7 @@ fn as_object(schema: &Value) -> Option<Value> {
 fn flat(root: &Value, map: &Map<String, Value>) -> Option<Value> {
     let members = members(root, root).unwrap_or_default();
     let mut out = resolved(root, map)?;
-    let words = SchemaWords::on(root, &out);
+    let words = SchemaKeywordDescription::on(root, &out);
     out.retain(|key, _| !REFUSED.contains(&key.as_str()));
     out.insert("type".to_owned(), "object".into());
     if !words.is_empty() {
@@ -103,12 +103,12 @@ fn members(root: &Value, schema: &Value) -> Option<SchemaMembers> {
 /// A description of the keywords that are not allowed at the top level. Only this text states which properties belong
 /// together.
 #[derive(Default)]
-struct SchemaWords {
+struct SchemaKeywordDescription {
     text: String,
     full: bool,
 }
 
-impl SchemaWords {
+impl SchemaKeywordDescription {
     fn on(root: &Value, top: &Map<String, Value>) -> String {
         let mut words = Self::default();
         words.add(root, top);

@@ -20,7 +20,7 @@ use super::{Framer, endpoint::DeltaHook, exchange::ErrorContext, framing::BOM, o
 use crate::provider::{
     Delta, MessageDelta, ProviderError, ProviderErrorKind,
     dialect::{Decoder, Dialect, Frame, Framing, is_error},
-    halves::Halves,
+    halves::SurrogateHalves,
 };
 
 /// The maximum number of bytes of a body that are read after its terminal event, so that the connection can be reused.
@@ -37,9 +37,9 @@ const PATIENCE: usize = 32;
 pub(super) struct ResponseReader<S> {
     /// The body, until it has ended, failed or become unnecessary. Dropping the body closes the connection.
     body: Option<S>,
-    reading: ReadState,
+    reading: BodyReadState,
     framer: Framer,
-    decoding: Decoding,
+    decoding: DecoderAndBuffers,
     dialect: Arc<dyn Dialect>,
     hooks: Vec<DeltaHook>,
     error_context: ErrorContext,
@@ -52,20 +52,20 @@ pub(super) struct ResponseReader<S> {
     /// Whether any content of the response has been returned.
     content: bool,
     whole_limit: usize,
-    silence: Silence,
+    silence: BodySilenceTimeout,
     /// The timeout for data that may follow a complete response.
-    rest: Silence,
+    rest: BodySilenceTimeout,
 }
 
 /// The decoder and its buffers.
-struct Decoding {
+struct DecoderAndBuffers {
     decoder: Box<dyn Decoder>,
-    halves: Halves,
+    halves: SurrogateHalves,
     /// The decoder's output, which is empty between frames.
     decoded: Vec<Delta>,
 }
 
-impl Decoding {
+impl DecoderAndBuffers {
     /// Decodes a frame. If decoding fails because of half a character (an unpaired surrogate), the frame is decoded a
     /// second time. This is possible because data with half a character is not JSON, so the failed attempt leaves the
     /// decoder unchanged.
@@ -92,9 +92,9 @@ impl Decoding {
 }
 
 /// How the body is being read.
-enum ReadState {
+enum BodyReadState {
     /// The first bytes have not shown yet how to read the body.
-    Undecided(AnswerStart),
+    Undecided(BodyShapeDetector),
     /// The body is read as events.
     Frames,
     /// The body is read as one JSON value, from a service that does not stream.
@@ -124,9 +124,9 @@ impl<S: Stream<Item = reqwest::Result<Bytes>> + Send + Unpin + 'static> Response
             .then(|| Delta::Message(Box::new(MessageDelta { warnings, ..MessageDelta::default() })));
         Self {
             body: Some(body),
-            reading: ReadState::Undecided(AnswerStart::new(framing, limits.line)),
+            reading: BodyReadState::Undecided(BodyShapeDetector::new(framing, limits.line)),
             framer: Framer::new(framing, &limits),
-            decoding: Decoding { decoder, halves: Halves::default(), decoded: Vec::new() },
+            decoding: DecoderAndBuffers { decoder, halves: SurrogateHalves::default(), decoded: Vec::new() },
             dialect,
             hooks,
             error_context,
@@ -135,14 +135,14 @@ impl<S: Stream<Item = reqwest::Result<Bytes>> + Send + Unpin + 'static> Response
             failed: None,
             content: false,
             whole_limit: limits.event,
-            silence: Silence::new(between_chunks),
-            rest: Silence::new(REST_TIME.min(between_chunks)),
+            silence: BodySilenceTimeout::new(between_chunks),
+            rest: BodySilenceTimeout::new(REST_TIME.min(between_chunks)),
         }
     }
 
     /// Decodes frames until there is something to return. Returns `false` if more of the body must be read first.
     fn advance(&mut self) -> Result<bool, ProviderError> {
-        while matches!(self.reading, ReadState::Undecided(_) | ReadState::Frames) {
+        while matches!(self.reading, BodyReadState::Undecided(_) | BodyReadState::Frames) {
             let Some(frame) = self.framer.next_frame()? else {
                 return Ok(false);
             };
@@ -180,7 +180,7 @@ impl<S: Stream<Item = reqwest::Result<Bytes>> + Send + Unpin + 'static> Response
 
     /// Ends reading after the terminal event. If the body ends soon, the connection is reused. Otherwise, it is closed.
     fn stop_reading(&mut self) {
-        self.reading = ReadState::Over;
+        self.reading = BodyReadState::Over;
         if let Some(mut body) = self.body.take() {
             tokio::spawn(async move {
                 let rest = async {
@@ -199,16 +199,16 @@ impl<S: Stream<Item = reqwest::Result<Bytes>> + Send + Unpin + 'static> Response
     }
 
     fn take_chunk(&mut self, mut chunk: Bytes) -> Result<(), ProviderError> {
-        if let ReadState::Undecided(opening) = &mut self.reading {
+        if let BodyReadState::Undecided(opening) = &mut self.reading {
             let (shape, bytes) = opening.take(chunk);
             chunk = bytes;
             match shape {
-                Some(AnswerShape::Whole) => self.reading = ReadState::Whole(Vec::new()),
-                Some(AnswerShape::Frames) => self.reading = ReadState::Frames,
+                Some(BodyShape::Whole) => self.reading = BodyReadState::Whole(Vec::new()),
+                Some(BodyShape::Frames) => self.reading = BodyReadState::Frames,
                 None => {}
             }
         }
-        if let ReadState::Whole(text) = &mut self.reading {
+        if let BodyReadState::Whole(text) = &mut self.reading {
             if text.len() + chunk.len() > self.whole_limit {
                 let message = format!("the response is longer than the limit of {} bytes", self.whole_limit);
                 return Err(ProviderError::new(ProviderErrorKind::Decoding, message));
@@ -223,14 +223,14 @@ impl<S: Stream<Item = reqwest::Result<Bytes>> + Send + Unpin + 'static> Response
     /// Decodes the remaining data after the body has ended.
     fn end(&mut self) -> Result<(), ProviderError> {
         self.body = None;
-        match std::mem::replace(&mut self.reading, ReadState::Over) {
-            ReadState::Over => return Ok(()),
-            ReadState::Whole(text) => return self.end_whole(&text),
-            ReadState::Undecided(mut opening) => {
+        match std::mem::replace(&mut self.reading, BodyReadState::Over) {
+            BodyReadState::Over => return Ok(()),
+            BodyReadState::Whole(text) => return self.end_whole(&text),
+            BodyReadState::Undecided(mut opening) => {
                 self.framer.push(opening.end());
                 self.end_frames()?;
             }
-            ReadState::Frames => self.end_frames()?,
+            BodyReadState::Frames => self.end_frames()?,
         }
         self.end_decoding()
     }
@@ -263,7 +263,7 @@ impl<S: Stream<Item = reqwest::Result<Bytes>> + Send + Unpin + 'static> Response
     /// Decodes a complete JSON value: an error, or a response that was not streamed.
     fn end_whole(&mut self, text: &[u8]) -> Result<(), ProviderError> {
         #[derive(Deserialize)]
-        struct Probe {
+        struct ErrorBodyProbe {
             error: Option<Value>,
         }
 
@@ -283,7 +283,7 @@ impl<S: Stream<Item = reqwest::Result<Bytes>> + Send + Unpin + 'static> Response
         // Serde would also accept a list for this struct, as its fields in order. Lists are left to the wire format,
         // which knows what they contain.
         let is_object = text.trim_ascii_start().starts_with('{');
-        if let (true, Ok(Probe { error: Some(error) })) = (is_object, serde_json::from_str(text))
+        if let (true, Ok(ErrorBodyProbe { error: Some(error) })) = (is_object, serde_json::from_str(text))
             && is_error(&error)
         {
             return Err(self.dialect.error(200, &self.error_context.scrub(text)));
@@ -330,7 +330,7 @@ impl<S: Stream<Item = reqwest::Result<Bytes>> + Send + Unpin + 'static> Response
                 ready!(self.rest.poll(cx));
                 // An incomplete event is dropped, because the response is complete without it.
                 self.body = None;
-                self.reading = ReadState::Over;
+                self.reading = BodyReadState::Over;
                 Poll::Ready(self.end_decoding())
             }
             Poll::Pending => {
@@ -349,7 +349,7 @@ impl<S: Stream<Item = reqwest::Result<Bytes>> + Send + Unpin + 'static> Response
         self.decoding.halves.finish(&mut self.decoding.decoded);
         _ = self.settle(Ok(()));
         self.body = None;
-        self.reading = ReadState::Over;
+        self.reading = BodyReadState::Over;
         self.failed = Some(self.error_context.error_context(error));
     }
 }
@@ -366,7 +366,7 @@ impl<S: Stream<Item = reqwest::Result<Bytes>> + Send + Unpin + 'static> Stream f
             if let Some(error) = this.failed.take() {
                 return Poll::Ready(Some(Err(error)));
             }
-            if matches!(this.reading, ReadState::Over) {
+            if matches!(this.reading, BodyReadState::Over) {
                 return Poll::Ready(None);
             }
             let step = match this.advance() {
@@ -388,14 +388,14 @@ fn is_json(text: &str) -> bool {
 }
 
 /// A timeout that runs only while the reader waits for bytes. While bytes are available, it costs nothing.
-struct Silence {
+struct BodySilenceTimeout {
     limit: Duration,
     sleep: Option<Pin<Box<Sleep>>>,
     /// Whether `sleep` was set for the current silence.
     armed: bool,
 }
 
-impl Silence {
+impl BodySilenceTimeout {
     fn new(limit: Duration) -> Self {
         Self { limit, sleep: None, armed: false }
     }
@@ -418,7 +418,7 @@ impl Silence {
 }
 
 /// Collects the first bytes of a body until they show how to read the body.
-struct AnswerStart {
+struct BodyShapeDetector {
     framing: Framing,
     /// The maximum number of bytes of the first line that are held.
     limit: usize,
@@ -431,13 +431,13 @@ struct AnswerStart {
 
 /// How a body is read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum AnswerShape {
+enum BodyShape {
     Frames,
     /// One JSON value, which may span several lines.
     Whole,
 }
 
-impl AnswerStart {
+impl BodyShapeDetector {
     /// Creates the state before the first byte. `line_limit` is the maximum number of bytes of a line.
     fn new(framing: Framing, line_limit: usize) -> Self {
         Self { framing, limit: line_limit, mark: Some(0), line: Vec::new() }
@@ -445,7 +445,7 @@ impl AnswerStart {
 
     /// Takes the next bytes. Returns the shape of the body if the bytes show it, and the bytes that can be read now,
     /// without a byte order mark.
-    fn take(&mut self, chunk: Bytes) -> (Option<AnswerShape>, Bytes) {
+    fn take(&mut self, chunk: Bytes) -> (Option<BodyShape>, Bytes) {
         let Some(chunk) = self.without_mark(chunk) else {
             return (None, Bytes::new());
         };
@@ -456,9 +456,9 @@ impl AnswerStart {
         match self.framing {
             // No field of a server-sent event begins with a brace or a bracket, so such a body is one JSON value.
             Framing::Sse if text.starts_with(b"{") || text.starts_with(b"[") => {
-                (Some(AnswerShape::Whole), chunk)
+                (Some(BodyShape::Whole), chunk)
             }
-            Framing::Sse => (Some(AnswerShape::Frames), chunk),
+            Framing::Sse => (Some(BodyShape::Frames), chunk),
             Framing::NdJson => self.take_line(chunk),
         }
     }
@@ -491,7 +491,7 @@ impl AnswerStart {
 
     /// Reads up to the end of the first line. If this line is only the beginning of a JSON value, the body is one value
     /// that spans several lines.
-    fn take_line(&mut self, chunk: Bytes) -> (Option<AnswerShape>, Bytes) {
+    fn take_line(&mut self, chunk: Bytes) -> (Option<BodyShape>, Bytes) {
         let chunk = if self.line.is_empty() { chunk.slice_ref(chunk.trim_ascii_start()) } else { chunk };
         let end = memchr::memchr(b'\n', &chunk).map(|end| self.line.len() + end);
         let bytes = if self.line.is_empty() && end.is_some() {
@@ -505,6 +505,6 @@ impl AnswerStart {
         };
         let is_open = |line| serde_json::from_slice::<IgnoredAny>(line).is_err_and(|error| error.is_eof());
         let is_whole = end.is_some_and(|end| end <= self.limit && is_open(&bytes[..end]));
-        (Some(if is_whole { AnswerShape::Whole } else { AnswerShape::Frames }), bytes)
+        (Some(if is_whole { BodyShape::Whole } else { BodyShape::Frames }), bytes)
     }
 }

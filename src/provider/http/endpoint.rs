@@ -15,14 +15,14 @@ use serde_json::{Map, Value, json};
 use super::{
     Limits, Timeouts,
     answer::ReaderParts,
-    exchange::{self, ErrorContext, Outgoing},
+    exchange::{self, ErrorContext, OutgoingHttpRequest},
     origin,
 };
 use crate::{
     message::{Content, History, Role},
     provider::{
-        Delta, DeltaStream, Extent, Provider, ProviderError, ProviderErrorKind, Request, RequestContext,
-        Secret,
+        Delta, DeltaStream, Provider, ProviderError, ProviderErrorKind, Request, RequestContext, Secret,
+        SecretExtent,
         dialect::{Dialect, Encoded, Framing},
         secret::KeySource,
     },
@@ -80,7 +80,7 @@ pub struct Endpoint {
     format: EndpointFormat,
     /// The wire formats for single models. The first one that matches is used.
     others: Vec<(ModelFilter, EndpointFormat)>,
-    keys: Keys,
+    keys: EndpointKeySources,
     /// The user's headers, whose values are secret.
     headers: Vec<(String, Secret)>,
     /// The headers whose values are not secret.
@@ -108,7 +108,7 @@ impl Endpoint {
             version: "/v1".to_owned(),
             format: EndpointFormat { dialect: Arc::new(dialect), auth: Auth::Bearer },
             others: Vec::new(),
-            keys: Keys { optional: true, ..Keys::default() },
+            keys: EndpointKeySources { optional: true, ..EndpointKeySources::default() },
             headers: Vec::new(),
             plain: Vec::new(),
             body_hooks: Vec::new(),
@@ -276,7 +276,7 @@ impl Provider for Endpoint {
         let dialect = Arc::clone(&format.dialect);
         // The history is dropped here, because a long history should not stay in memory twice while the model thinks.
         drop(request);
-        let outgoing = Outgoing { url, headers, body: body.into(), timeouts: self.timeouts };
+        let outgoing = OutgoingHttpRequest { url, headers, body: body.into(), timeouts: self.timeouts };
         let parts = ReaderParts {
             dialect,
             decoder,
@@ -347,14 +347,14 @@ impl Auth {
 
 /// The sources from which an endpoint gets its key if the request has none.
 #[derive(Clone, Default)]
-struct Keys {
+struct EndpointKeySources {
     own: Option<KeySource>,
     variable: Option<String>,
     /// Whether requests may be sent without a key.
     optional: bool,
 }
 
-impl Keys {
+impl EndpointKeySources {
     /// Returns the key for `request`. The first source is the request's own key, which may have been copied from the
     /// registry. The second source is the endpoint's key, and the third is the environment variable. Empty keys are
     /// ignored.
@@ -382,7 +382,7 @@ impl Keys {
     }
 }
 
-crate::debug::impl_debug!(Keys(self) { own: self.own, variable: self.variable, optional: self.optional });
+crate::debug::impl_debug!(EndpointKeySources(self) { own: self.own, variable: self.variable, optional: self.optional });
 
 impl Endpoint {
     /// Returns the address of a request.
@@ -423,7 +423,7 @@ impl Endpoint {
         &self,
         format: &EndpointFormat,
         request: &Request,
-    ) -> Result<(HeaderMap, Vec<(Secret, Extent)>), ProviderError> {
+    ) -> Result<(HeaderMap, Vec<(Secret, SecretExtent)>), ProviderError> {
         let mut headers = HeaderMap::new();
         let accept = match format.dialect.framing() {
             Framing::Sse => "text/event-stream, application/json",
@@ -460,7 +460,7 @@ impl Endpoint {
                 );
                 ProviderError::new(ProviderErrorKind::Auth, message)
             })?;
-            secrets.push((key, Extent::Parts));
+            secrets.push((key, SecretExtent::Parts));
             headers.insert(name, value);
         }
         Ok((headers, secrets))
@@ -562,8 +562,8 @@ fn header_value(name: &str, value: &Secret) -> Result<HeaderValue, ProviderError
 
 /// Returns whether every part of a header's value is replaced in errors, or only the whole value. If parts of an
 /// ordinary word or URL were replaced, harmless text would be replaced too.
-fn extent(name: &HeaderName) -> Extent {
-    if names_credentials(name.as_str()) { Extent::Parts } else { Extent::Whole }
+fn extent(name: &HeaderName) -> SecretExtent {
+    if names_credentials(name.as_str()) { SecretExtent::Parts } else { SecretExtent::Whole }
 }
 
 fn names_credentials(name: &str) -> bool {
@@ -573,9 +573,9 @@ fn names_credentials(name: &str) -> bool {
 }
 
 /// Returns the credentials in the query of a URL.
-fn query_secrets(url: &Url) -> Vec<(Secret, Extent)> {
+fn query_secrets(url: &Url) -> Vec<(Secret, SecretExtent)> {
     let credentials = url.query_pairs().filter(|(name, _)| names_credentials(name));
-    credentials.map(|(_, value)| (Secret::new(&*value), Extent::Parts)).collect()
+    credentials.map(|(_, value)| (Secret::new(&*value), SecretExtent::Parts)).collect()
 }
 
 /// Returns the error for a header with this name whose value can't be sent.

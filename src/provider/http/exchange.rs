@@ -21,7 +21,7 @@ use super::{
     client, gzip,
 };
 use crate::provider::dialect::{Dialect, with_wait};
-use crate::provider::{DeltaStream, Extent, ProviderError, ProviderErrorKind, Scrubber, Secret};
+use crate::provider::{DeltaStream, ProviderError, ProviderErrorKind, Scrubber, Secret, SecretExtent};
 
 /// How long to wait for the body of an error. The status is already known, and the body only adds an explanation.
 const ERROR_BODY_TIME: Duration = Duration::from_secs(10);
@@ -31,7 +31,7 @@ const ERROR_BODY_TIME: Duration = Duration::from_secs(10);
 const LONGEST_HEADER: usize = 256;
 
 /// A request that is ready to be sent.
-pub(super) struct Outgoing {
+pub(super) struct OutgoingHttpRequest {
     pub(super) url: Url,
     pub(super) headers: HeaderMap,
     pub(super) body: Bytes,
@@ -40,7 +40,7 @@ pub(super) struct Outgoing {
 
 /// Prepares the errors of an exchange: adds the id of the request and removes secrets.
 pub(super) struct ErrorContext {
-    secrets: Vec<(Secret, Extent)>,
+    secrets: Vec<(Secret, SecretExtent)>,
     /// The scrubber. It is created when the first text has to be scrubbed, because most exchanges need no scrubbing.
     scrubber: OnceLock<Scrubber>,
     /// The id of the request, as the service sent it. Only scrubbed copies of the id are used outside this struct.
@@ -48,7 +48,7 @@ pub(super) struct ErrorContext {
 }
 
 impl ErrorContext {
-    pub(super) fn new(secrets: Vec<(Secret, Extent)>) -> Self {
+    pub(super) fn new(secrets: Vec<(Secret, SecretExtent)>) -> Self {
         Self { secrets, scrubber: OnceLock::new(), request_id: None }
     }
 
@@ -75,7 +75,10 @@ impl ErrorContext {
 ///
 /// Returns an error if the service did not respond or responded with an error, or if the content type of its response
 /// can't contain events.
-pub(super) async fn run(outgoing: Outgoing, mut parts: ReaderParts) -> Result<DeltaStream, ProviderError> {
+pub(super) async fn run(
+    outgoing: OutgoingHttpRequest,
+    mut parts: ReaderParts,
+) -> Result<DeltaStream, ProviderError> {
     let response = send(outgoing).await.map_err(|error| parts.error_context.error_context(error))?;
     parts.error_context.request_id = request_id(response.headers());
     let status = response.status().as_u16();
@@ -103,8 +106,8 @@ pub(super) async fn run(outgoing: Outgoing, mut parts: ReaderParts) -> Result<De
     Err(parts.error_context.error_context(checked))
 }
 
-async fn send(outgoing: Outgoing) -> Result<Response, ProviderError> {
-    let Outgoing { url, headers, body, timeouts } = outgoing;
+async fn send(outgoing: OutgoingHttpRequest) -> Result<Response, ProviderError> {
+    let OutgoingHttpRequest { url, headers, body, timeouts } = outgoing;
     let host = url.host_str().unwrap_or_default().to_owned();
     let sent = client::client(&url, timeouts.connect)?.post(url).headers(headers).body(body).send();
     match timeout(timeouts.first_byte, sent).await {

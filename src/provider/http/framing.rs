@@ -79,10 +79,10 @@ pub struct Framer {
     at: usize,
     /// The beginning of a line whose end has not arrived yet.
     line: Vec<u8>,
-    before: Before,
+    before: PrecedingInput,
 
-    event: Field,
-    data: Field,
+    event: SseFieldValue,
+    data: SseFieldValue,
     /// Whether the frame in `event` and `data` has been returned.
     dispatched: bool,
 }
@@ -98,7 +98,7 @@ enum BodyEnd {
 
 /// The input that directly precedes the unread bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Before {
+enum PrecedingInput {
     /// No line has ended yet, so the first line may begin with a byte order mark.
     Nothing,
     /// The last line ended with a carriage return. If a line feed follows directly, it belongs to the same line end.
@@ -108,14 +108,14 @@ enum Before {
 
 /// The value of a field of the event that is being read.
 #[derive(Debug, Default)]
-struct Field {
-    place: LineSource,
-    /// The value, if it was copied. This is empty unless `place` is [`LineSource::Own`].
+struct SseFieldValue {
+    place: SseFieldSource,
+    /// The value, if it was copied. This is empty unless `place` is [`SseFieldSource::Own`].
     own: Vec<u8>,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-enum LineSource {
+enum SseFieldSource {
     #[default]
     Absent,
     Chunk(Range<usize>),
@@ -123,7 +123,7 @@ enum LineSource {
 }
 
 /// The place of a complete line.
-enum FramedLine {
+enum FramedLinePlace {
     Chunk(Range<usize>),
     /// The line is in [`Framer::line`].
     Own,
@@ -142,9 +142,9 @@ impl Framer {
             chunk: Bytes::new(),
             at: 0,
             line: Vec::new(),
-            before: Before::Nothing,
-            event: Field::default(),
-            data: Field::default(),
+            before: PrecedingInput::Nothing,
+            event: SseFieldValue::default(),
+            data: SseFieldValue::default(),
             dispatched: false,
         }
     }
@@ -204,34 +204,34 @@ impl Framer {
     fn next_event(&mut self) -> Result<bool, ProviderError> {
         while let Some(line) = self.next_line()? {
             if self.take_field(line)? {
-                if self.data.place != LineSource::Absent {
+                if self.data.place != SseFieldSource::Absent {
                     return Ok(true);
                 }
                 self.event.clear();
             }
         }
-        Ok(self.body == BodyEnd::Ended && self.data.place != LineSource::Absent)
+        Ok(self.body == BodyEnd::Ended && self.data.place != SseFieldSource::Absent)
     }
 
     /// Reads lines up to the next line that is not blank.
     fn next_json_line(&mut self) -> Result<bool, ProviderError> {
         while let Some(line) = self.next_line()? {
             match line {
-                FramedLine::Chunk(Range { start, end }) => {
+                FramedLinePlace::Chunk(Range { start, end }) => {
                     let line = &self.chunk[start..end];
                     let end = if line.ends_with(b"\r") { end - 1 } else { end };
                     if !line.trim_ascii().is_empty() {
-                        self.data.place = LineSource::Chunk(start..end);
+                        self.data.place = SseFieldSource::Chunk(start..end);
                         return Ok(true);
                     }
                 }
-                FramedLine::Own if self.line.trim_ascii().is_empty() => self.line.clear(),
-                FramedLine::Own => {
+                FramedLinePlace::Own if self.line.trim_ascii().is_empty() => self.line.clear(),
+                FramedLinePlace::Own => {
                     if self.line.ends_with(b"\r") {
                         self.line.pop();
                     }
                     std::mem::swap(&mut self.line, &mut self.data.own);
-                    self.data.place = LineSource::Own;
+                    self.data.place = SseFieldSource::Own;
                     return Ok(true);
                 }
             }
@@ -240,10 +240,10 @@ impl Framer {
     }
 
     /// Reads a field of a server-sent event. Returns whether the line is blank, because a blank line ends the event.
-    fn take_field(&mut self, line: FramedLine) -> Result<bool, ProviderError> {
+    fn take_field(&mut self, line: FramedLinePlace) -> Result<bool, ProviderError> {
         let bytes = match &line {
-            FramedLine::Chunk(range) => &self.chunk[range.clone()],
-            FramedLine::Own => &self.line[..],
+            FramedLinePlace::Chunk(range) => &self.chunk[range.clone()],
+            FramedLinePlace::Own => &self.line[..],
         };
         if bytes.is_empty() {
             return Ok(true);
@@ -262,11 +262,11 @@ impl Framer {
         };
         let value = bytes.len() - value.len()..bytes.len();
         match line {
-            FramedLine::Chunk(range) => {
+            FramedLinePlace::Chunk(range) => {
                 let value = range.start + value.start..range.end;
                 field.append(&self.chunk, value);
             }
-            FramedLine::Own => {
+            FramedLinePlace::Own => {
                 field.append_own(&self.chunk, &self.line[value]);
                 self.line.clear();
             }
@@ -278,9 +278,9 @@ impl Framer {
     }
 
     /// Returns the next line whose end has arrived, without its line end.
-    fn next_line(&mut self) -> Result<Option<FramedLine>, ProviderError> {
-        if self.before == Before::CarriageReturn && self.at < self.chunk.len() {
-            self.before = Before::Line;
+    fn next_line(&mut self) -> Result<Option<FramedLinePlace>, ProviderError> {
+        if self.before == PrecedingInput::CarriageReturn && self.at < self.chunk.len() {
+            self.before = PrecedingInput::Line;
             if self.chunk[self.at] == b'\n' {
                 self.at += 1;
             }
@@ -300,29 +300,29 @@ impl Framer {
         let mut start = self.at;
         let end = start + end;
         let line = if self.line.is_empty() {
-            if self.before == Before::Nothing && self.chunk[start..end].starts_with(BOM) {
+            if self.before == PrecedingInput::Nothing && self.chunk[start..end].starts_with(BOM) {
                 start += BOM.len();
             }
-            FramedLine::Chunk(start..end)
+            FramedLinePlace::Chunk(start..end)
         } else {
             self.line.extend_from_slice(&self.chunk[start..end]);
             self.strip_own_bom();
-            FramedLine::Own
+            FramedLinePlace::Own
         };
-        self.before = Before::Line;
+        self.before = PrecedingInput::Line;
         self.at = end + 1;
         if self.chunk[end] == b'\r' {
             match self.chunk.get(self.at) {
                 Some(b'\n') => self.at += 1,
                 Some(_) => {}
-                None => self.before = Before::CarriageReturn,
+                None => self.before = PrecedingInput::CarriageReturn,
             }
         }
         Ok(Some(line))
     }
 
     /// Stores the rest of the chunk until the line continues. If the body has ended, returns the rest as a line.
-    fn last_line(&mut self) -> Result<Option<FramedLine>, ProviderError> {
+    fn last_line(&mut self) -> Result<Option<FramedLinePlace>, ProviderError> {
         self.line.extend_from_slice(&self.chunk[self.at..]);
         self.at = self.chunk.len();
         if self.body == BodyEnd::Overlong {
@@ -330,15 +330,15 @@ impl Framer {
         }
         if self.body == BodyEnd::Ended && !self.line.is_empty() {
             self.strip_own_bom();
-            self.before = Before::Line;
+            self.before = PrecedingInput::Line;
             // A body that consists only of a byte order mark is empty.
-            return Ok((!self.line.is_empty()).then_some(FramedLine::Own));
+            return Ok((!self.line.is_empty()).then_some(FramedLinePlace::Own));
         }
         Ok(None)
     }
 
     fn strip_own_bom(&mut self) {
-        if self.before == Before::Nothing && self.line.starts_with(BOM) {
+        if self.before == PrecedingInput::Nothing && self.line.starts_with(BOM) {
             self.line.drain(..BOM.len());
         }
     }
@@ -362,31 +362,31 @@ impl Framer {
     }
 }
 
-impl Field {
+impl SseFieldValue {
     fn len(&self) -> usize {
         match &self.place {
-            LineSource::Absent => 0,
-            LineSource::Chunk(range) => range.len(),
-            LineSource::Own => self.own.len(),
+            SseFieldSource::Absent => 0,
+            SseFieldSource::Chunk(range) => range.len(),
+            SseFieldSource::Own => self.own.len(),
         }
     }
 
     fn bytes<'a>(&'a self, chunk: &'a [u8]) -> &'a [u8] {
         match &self.place {
-            LineSource::Absent => &[],
-            LineSource::Chunk(range) => &chunk[range.clone()],
-            LineSource::Own => &self.own,
+            SseFieldSource::Absent => &[],
+            SseFieldSource::Chunk(range) => &chunk[range.clone()],
+            SseFieldSource::Own => &self.own,
         }
     }
 
     fn clear(&mut self) {
-        self.place = LineSource::Absent;
+        self.place = SseFieldSource::Absent;
         self.own.clear();
     }
 
     fn append(&mut self, chunk: &[u8], value: Range<usize>) {
-        if self.place == LineSource::Absent {
-            self.place = LineSource::Chunk(value);
+        if self.place == SseFieldSource::Absent {
+            self.place = SseFieldSource::Chunk(value);
         } else {
             self.append_own(chunk, &chunk[value]);
         }
@@ -395,17 +395,17 @@ impl Field {
     /// Appends a value after a line feed, because the standard joins the data lines of an event in this way.
     fn append_own(&mut self, chunk: &[u8], value: &[u8]) {
         self.spill(chunk);
-        if self.place == LineSource::Own {
+        if self.place == SseFieldSource::Own {
             self.own.push(b'\n');
         }
-        self.place = LineSource::Own;
+        self.place = SseFieldSource::Own;
         self.own.extend_from_slice(value);
     }
 
     fn spill(&mut self, chunk: &[u8]) {
-        if let LineSource::Chunk(range) = &self.place {
+        if let SseFieldSource::Chunk(range) = &self.place {
             self.own.extend_from_slice(&chunk[range.clone()]);
-            self.place = LineSource::Own;
+            self.place = SseFieldSource::Own;
         }
     }
 }

@@ -13,21 +13,21 @@ const ORDER: [usize; 19] = [16, 17, 18, 0, 8, 7, 9, 6, 10, 5, 11, 4, 12, 3, 13, 
 const MAX_BLOCKS: usize = 1000;
 
 /// The meanings of prefix codes. A one precedes the bits of each code, so that codes of all lengths differ.
-type Codes = HashMap<usize, usize>;
+type PrefixCodes = HashMap<usize, usize>;
 
 /// Returns the content of a compressed body, up to about `limit` bytes. If the body is incomplete or damaged, returns
 /// the content before that place, which may still explain the error. Returns `None` if nothing can be unpacked.
 pub(super) fn unpacked(body: &[u8], limit: usize) -> Option<Vec<u8>> {
     // The flags are zero, because a body has none of the optional members of the header, such as a file's name.
     let data = body.strip_prefix(b"\x1f\x8b\x08\0")?.get(6..)?;
-    let (mut bits, mut content) = (Bits { data, at: 0 }, Vec::new());
+    let (mut bits, mut content) = (BitReader { data, at: 0 }, Vec::new());
     let _ = (0..MAX_BLOCKS).find(|_| bits.block(limit, &mut content) != Some(false));
     (!content.is_empty()).then_some(content)
 }
 
 /// Returns the code of each number that has a code of this length. Numbers with the length 0 have no code.
-fn codes(lengths: &[usize]) -> Codes {
-    let (mut codes, mut next) = (Codes::new(), 1);
+fn codes(lengths: &[usize]) -> PrefixCodes {
+    let (mut codes, mut next) = (PrefixCodes::new(), 1);
     for length in 1..16 {
         next <<= 1;
         for number in (0..lengths.len()).filter(|number| lengths[*number] == length) {
@@ -39,13 +39,13 @@ fn codes(lengths: &[usize]) -> Codes {
 }
 
 /// Reads bits, the least significant bit of each byte first.
-struct Bits<'a> {
+struct BitReader<'a> {
     data: &'a [u8],
     /// The position of the next bit.
     at: usize,
 }
 
-impl Bits<'_> {
+impl BitReader<'_> {
     /// Unpacks one block, and returns whether it is the last one. Returns `None` if the data is incomplete or invalid,
     /// or if the content reaches the limit.
     fn block(&mut self, limit: usize, content: &mut Vec<u8>) -> Option<bool> {
@@ -112,7 +112,7 @@ impl Bits<'_> {
     }
 
     /// Reads a code, and returns its meaning.
-    fn code(&mut self, codes: &Codes) -> Option<usize> {
+    fn code(&mut self, codes: &PrefixCodes) -> Option<usize> {
         let mut code = 1;
         (0..15).find_map(|_| {
             code = code << 1 | self.take(1)?;

@@ -219,8 +219,8 @@ fn ollama_url(host: &str) -> String {
 /// ```
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct OpenRouter {
-    #[serde(skip_serializing_if = "Routing::is_empty")]
-    provider: Routing,
+    #[serde(skip_serializing_if = "OpenRouterRouting::is_empty")]
+    provider: OpenRouterRouting,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     models: Vec<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -233,7 +233,7 @@ pub struct OpenRouter {
 
 /// The providers that may serve a request.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
-struct Routing {
+struct OpenRouterRouting {
     #[serde(skip_serializing_if = "Vec::is_empty")]
     order: Vec<String>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
@@ -253,12 +253,12 @@ struct Routing {
     #[serde(skip_serializing_if = "Option::is_none")]
     sort: Option<RoutingSort>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    max_price: Option<MaxPrice>,
+    max_price: Option<OpenRouterMaxPrice>,
 }
 
 /// The highest price, in US dollars per million tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-struct MaxPrice {
+struct OpenRouterMaxPrice {
     prompt: f64,
     completion: f64,
 }
@@ -276,7 +276,7 @@ pub enum RoutingSort {
     Latency,
 }
 
-impl Routing {
+impl OpenRouterRouting {
     fn is_empty(&self) -> bool {
         *self == Self::default()
     }
@@ -334,7 +334,7 @@ impl OpenRouter {
         /// Returns the same settings, where only providers are used that charge at most these prices, in US dollars per
         /// million tokens of the prompt and of the response.
         pub fn with_max_price(self, prompt: f64, completion: f64) {
-            self.provider.max_price = Some(MaxPrice { prompt, completion });
+            self.provider.max_price = Some(OpenRouterMaxPrice { prompt, completion });
         }
 
         /// Returns the same settings, where these models are tried in order if the requested model fails.

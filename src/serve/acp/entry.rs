@@ -16,7 +16,7 @@ use tokio::{
     time::timeout,
 };
 
-use super::prompts::{Abandoned, Answer, EditorPrompts};
+use super::prompts::{AbandonedEditorPrompts, EditorPromptResult, EditorPrompts};
 use crate::{
     access::StartRequest,
     run::{Error, ErrorKind, PromptId},
@@ -42,7 +42,7 @@ pub(super) struct EditorSession {
 
 #[derive(Default)]
 struct EditorState {
-    live: Option<EditorLive>,
+    live: Option<LiveEditorSession>,
     prompts: EditorPrompts,
     relays: u64,
     /// The model that the client has chosen while a run was active.
@@ -50,13 +50,13 @@ struct EditorState {
 }
 
 /// An open session, and the task that follows it. Dropping this ends the task.
-struct EditorLive {
+struct LiveEditorSession {
     session: Session,
     number: u64,
     relay: Option<JoinHandle<()>>,
 }
 
-impl Drop for EditorLive {
+impl Drop for LiveEditorSession {
     fn drop(&mut self) {
         if let Some(relay) = &self.relay {
             relay.abort();
@@ -80,7 +80,7 @@ impl EditorSession {
     }
 
     /// Adds a prompt that waits for its answer. Returns `None` if too many prompts wait.
-    pub(super) fn add_prompt(&self) -> Option<(PromptId, oneshot::Receiver<Answer>)> {
+    pub(super) fn add_prompt(&self) -> Option<(PromptId, oneshot::Receiver<EditorPromptResult>)> {
         let number = self.sent.fetch_add(1, Ordering::Relaxed);
         let id = PromptId::new(format!("{}{number}", self.own));
         let answer = self.prompts(|prompts| prompts.add(id.clone()))?;
@@ -132,7 +132,7 @@ impl EditorSession {
             let mut state = lock(&self.state);
             state.relays += 1;
             let number = state.relays;
-            state.live.replace(EditorLive { session, number, relay: Some(start(number)) })
+            state.live.replace(LiveEditorSession { session, number, relay: Some(start(number)) })
         };
         drop(old);
     }
@@ -176,8 +176,8 @@ impl EditorSession {
     }
 }
 
-async fn withdraw(session: &Session, abandoned: Abandoned) -> Result<(), Error> {
-    let Abandoned { turn, staged } = abandoned;
+async fn withdraw(session: &Session, abandoned: AbandonedEditorPrompts) -> Result<(), Error> {
+    let AbandonedEditorPrompts { turn, staged } = abandoned;
     if let Some(turn) = turn {
         session.interrupt_turn(turn).await?;
     }

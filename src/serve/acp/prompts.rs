@@ -15,7 +15,7 @@ use crate::{
 /// The maximum number of prompts of a session that wait.
 pub(super) const MOST: usize = 16;
 
-pub(super) type Answer = Result<Reason, Error>;
+pub(super) type EditorPromptResult = Result<Reason, Error>;
 
 struct WaitingPrompt {
     id: PromptId,
@@ -23,11 +23,11 @@ struct WaitingPrompt {
     /// Whether the session has accepted the prompt.
     is_accepted: bool,
     cancelled: bool,
-    reply: oneshot::Sender<Answer>,
+    reply: oneshot::Sender<EditorPromptResult>,
 }
 
 impl WaitingPrompt {
-    fn answer(self, answer: Answer) {
+    fn answer(self, answer: EditorPromptResult) {
         let answer = if self.cancelled { Ok(Reason::Cancelled) } else { answer };
         // Sending fails if the request no longer waits for the answer.
         let _ = self.reply.send(answer);
@@ -35,7 +35,7 @@ impl WaitingPrompt {
 }
 
 /// The prompts that nobody waits for any more, because the client is gone.
-pub(super) struct Abandoned {
+pub(super) struct AbandonedEditorPrompts {
     /// The turn in flight, if it belongs to a prompt of the client.
     pub(super) turn: Option<TurnId>,
     /// The prompts that are not known to be part of a turn.
@@ -51,14 +51,14 @@ impl EditorPrompts {
     }
 
     /// Returns the prompts that are not answered yet.
-    pub(super) fn abandoned(&self) -> Abandoned {
+    pub(super) fn abandoned(&self) -> AbandonedEditorPrompts {
         let staged = self.0.iter().filter(|waiting| waiting.follow.turn().is_none());
         let turn = self.0.iter().rev().find_map(|waiting| waiting.follow.turn());
-        Abandoned { turn, staged: staged.map(|waiting| waiting.id.clone()).collect() }
+        AbandonedEditorPrompts { turn, staged: staged.map(|waiting| waiting.id.clone()).collect() }
     }
 
     /// Adds a prompt. Returns `None` if too many prompts wait.
-    pub(super) fn add(&mut self, id: PromptId) -> Option<oneshot::Receiver<Answer>> {
+    pub(super) fn add(&mut self, id: PromptId) -> Option<oneshot::Receiver<EditorPromptResult>> {
         if self.0.len() >= MOST {
             return None;
         }
@@ -122,7 +122,7 @@ impl EditorPrompts {
     }
 }
 
-fn reason(outcome: Option<&RunOutcome>) -> Answer {
+fn reason(outcome: Option<&RunOutcome>) -> EditorPromptResult {
     match outcome {
         // Later prompts have displaced the outcome.
         None => Ok(Reason::EndTurn),
@@ -168,7 +168,7 @@ mod tests {
         prompts.event(&Event::Message { message, step: 1, turn, run: 1 });
     }
 
-    fn began(prompts: &mut EditorPrompts, id: &str) -> oneshot::Receiver<Answer> {
+    fn began(prompts: &mut EditorPrompts, id: &str) -> oneshot::Receiver<EditorPromptResult> {
         let answer = prompts.add(id.into()).unwrap();
         begin(prompts, id, 1);
         answer

@@ -19,10 +19,10 @@ use super::{
     EditorSettings,
     entry::EditorSession,
     sessions::model_options,
-    view::{EditorView, Joining},
+    view::{EditorJoinMode, EditorView},
 };
 use crate::{
-    acp::{Gone, Peer},
+    acp::{AcpClosed, AcpPeer},
     agent::Event,
     error_chain,
     message::{ToolUseId, Usage},
@@ -44,8 +44,8 @@ pub(super) struct EditorClient {
     pub(super) notices: bool,
 }
 
-pub(super) struct Relay {
-    pub(super) peer: Arc<Peer>,
+pub(super) struct EditorRelay {
+    pub(super) peer: Arc<AcpPeer>,
     pub(super) client: EditorClient,
     pub(super) entry: Arc<EditorSession>,
     /// The number of this relay. Each time an entry's session is opened, a relay with another number follows the
@@ -56,7 +56,7 @@ pub(super) struct Relay {
 }
 
 /// The parts of the relay that change.
-struct RelayState {
+struct EditorRelayState {
     view: EditorView,
     /// The model in use, by its full name.
     model: String,
@@ -74,24 +74,24 @@ struct RelayState {
 }
 
 /// A guard that answers the waiting prompts when the relay ends for any reason.
-struct Last<'a>(&'a Relay, String);
+struct EditorRelayEndGuard<'a>(&'a EditorRelay, String);
 
-impl Drop for Last<'_> {
+impl Drop for EditorRelayEndGuard<'_> {
     fn drop(&mut self) {
         self.0.entry.closed(self.0.number, &self.1);
     }
 }
 
-impl Relay {
+impl EditorRelay {
     /// Runs until the session or the connection ends. Sends to `joined` when all updates so far were passed to the
     /// client.
     pub(super) async fn run(
         self,
         mut events: SessionSubscription,
-        joining: Joining,
+        joining: EditorJoinMode,
         joined: oneshot::Sender<()>,
     ) {
-        let mut last = Last(&self, "it is not followed any more".to_owned());
+        let mut last = EditorRelayEndGuard(&self, "it is not followed any more".to_owned());
         // An error means that the client is gone. Then nothing more can be sent.
         if let Ok(why) = self.follow(&mut events, joining, joined).await {
             last.1 = why;
@@ -101,13 +101,13 @@ impl Relay {
     async fn follow(
         &self,
         events: &mut SessionSubscription,
-        joining: Joining,
+        joining: EditorJoinMode,
         joined: oneshot::Sender<()>,
-    ) -> Result<String, Gone> {
+    ) -> Result<String, AcpClosed> {
         let Some(snapshot) = events.snapshot().cloned() else {
             return Ok("its subscription has no snapshot".to_owned());
         };
-        let mut state = RelayState {
+        let mut state = EditorRelayState {
             view: EditorView::new(self.entry.own_prefix().to_owned()),
             model: snapshot.agent.state.model.clone(),
             window: None,
@@ -145,17 +145,17 @@ impl Relay {
         }
     }
 
-    async fn send(&self, update: SessionUpdate) -> Result<(), Gone> {
+    async fn send(&self, update: SessionUpdate) -> Result<(), AcpClosed> {
         let id = self.entry.id.as_str().to_owned();
         self.peer.notify("session/update", SessionNotification::new(id, update)).await
     }
 
-    async fn titled(&self, title: Option<&str>) -> Result<(), Gone> {
+    async fn titled(&self, title: Option<&str>) -> Result<(), AcpClosed> {
         let title = title.map(str::to_owned);
         self.send(SessionUpdate::SessionInfoUpdate(SessionInfoUpdate::new().title(title))).await
     }
 
-    async fn notice(&self, title: &str, description: String) -> Result<(), Gone> {
+    async fn notice(&self, title: &str, description: String) -> Result<(), AcpClosed> {
         if !self.client.notices {
             return Ok(());
         }
@@ -164,13 +164,17 @@ impl Relay {
     }
 
     /// Looks up the context window of the model in use. If the session has ended, the window is unknown.
-    async fn look_up_window(&self, state: &mut RelayState) {
+    async fn look_up_window(&self, state: &mut EditorRelayState) {
         let session = self.session.state().await.ok();
         let info = session.as_ref().and_then(|session| session.config().model.info());
         state.window = info.and_then(|info| info.context_window);
     }
 
-    async fn missed(&self, state: &mut RelayState, snapshot: &SessionSnapshot) -> Result<(), Gone> {
+    async fn missed(
+        &self,
+        state: &mut EditorRelayState,
+        snapshot: &SessionSnapshot,
+    ) -> Result<(), AcpClosed> {
         for update in state.view.catch_up(snapshot) {
             self.send(update).await?;
         }
@@ -182,7 +186,7 @@ impl Relay {
         Ok(())
     }
 
-    async fn event(&self, state: &mut RelayState, event: &SessionEvent) -> Result<(), Gone> {
+    async fn event(&self, state: &mut EditorRelayState, event: &SessionEvent) -> Result<(), AcpClosed> {
         match event {
             SessionEvent::Agent(event) => self.agent_event(state, event).await,
             SessionEvent::Title { title } => self.titled(title.as_deref()).await,
@@ -205,7 +209,7 @@ impl Relay {
         }
     }
 
-    async fn agent_event(&self, state: &mut RelayState, event: &Event) -> Result<(), Gone> {
+    async fn agent_event(&self, state: &mut EditorRelayState, event: &Event) -> Result<(), AcpClosed> {
         for update in state.view.event(event) {
             self.send(update).await?;
         }
@@ -241,7 +245,7 @@ impl Relay {
         Ok(())
     }
 
-    async fn used(&self, state: &mut RelayState, context: u64) -> Result<(), Gone> {
+    async fn used(&self, state: &mut EditorRelayState, context: u64) -> Result<(), AcpClosed> {
         // The protocol's usage update requires the size of the context window, so if the size is unknown, no update is
         // sent.
         let Some(size) = state.window else { return Ok(()) };
@@ -258,7 +262,7 @@ impl Relay {
     }
 
     /// Reports a model that this or another client has chosen.
-    async fn remodelled(&self, state: &mut RelayState, model: &str) -> Result<(), Gone> {
+    async fn remodelled(&self, state: &mut EditorRelayState, model: &str) -> Result<(), AcpClosed> {
         if state.model == model {
             return Ok(());
         }
@@ -273,7 +277,7 @@ impl Relay {
     }
 
     /// Asks the client about all these pauses at once, and withdraws the questions about all others.
-    fn ask(&self, state: &mut RelayState, pauses: &[Arc<PendingUse>]) {
+    fn ask(&self, state: &mut EditorRelayState, pauses: &[Arc<PendingUse>]) {
         state.asked.retain(|id, token| {
             let waits = pauses.iter().any(|pause| pause.tool_use.id == *id);
             if !waits {

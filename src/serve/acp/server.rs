@@ -25,14 +25,14 @@ use tracing::Instrument;
 use super::{
     EditorSettings, content,
     entry::EditorSession,
-    prompts::{Answer, EditorPrompts, MOST},
+    prompts::{EditorPromptResult, EditorPrompts, MOST},
     relay::EditorClient,
     sessions::refused,
-    view::Joining,
+    view::EditorJoinMode,
 };
 use crate::{
     access::StartRequest,
-    acp::{self, Gone, Incoming, LONGEST, MOST_NOISE, Peer, read},
+    acp::{self, AcpClosed, AcpMessage, AcpPeer, LONGEST, MOST_NOISE, read},
     error_chain,
     panics::{contained, contained_async},
     process::lines::{lines, shown},
@@ -51,7 +51,7 @@ const SOON: Duration = Duration::from_secs(1);
 
 pub(super) struct EditorServer {
     pub(super) settings: EditorSettings,
-    pub(super) peer: Arc<Peer>,
+    pub(super) peer: Arc<AcpPeer>,
     /// The client, after `initialize`.
     pub(super) client: Mutex<Option<EditorClient>>,
     pub(super) entries: Mutex<HashMap<ConversationId, Arc<EditorSession>>>,
@@ -74,7 +74,7 @@ pub(super) async fn run(
     input: impl AsyncRead + Unpin,
     output: impl AsyncWrite + Unpin,
 ) -> Result<(), crate::Error> {
-    let (peer, lines) = Peer::new();
+    let (peer, lines) = AcpPeer::new();
     let server = Arc::new(EditorServer {
         settings,
         peer,
@@ -127,19 +127,21 @@ impl EditorServer {
                 continue;
             }
             while requests.try_join_next().is_some() {}
-            let incoming = Incoming::parse(&line);
-            invalid = if matches!(incoming, Incoming::Invalid { .. }) { invalid + 1 } else { 0 };
+            let incoming = AcpMessage::parse(&line);
+            invalid = if matches!(incoming, AcpMessage::Invalid { .. }) { invalid + 1 } else { 0 };
             let handled = match incoming {
-                Incoming::Request { id, method, params } => self.request(id, method, params, requests).await,
-                Incoming::Notification { method, params } => {
+                AcpMessage::Request { id, method, params } => {
+                    self.request(id, method, params, requests).await
+                }
+                AcpMessage::Notification { method, params } => {
                     self.notified(&method, params).await;
                     Ok(())
                 }
-                Incoming::Response { id, answer } => {
+                AcpMessage::Response { id, answer } => {
                     self.peer.answered(&id, answer);
                     Ok(())
                 }
-                Incoming::Invalid { id, error } => self.peer.answer(&id, Err(error)).await,
+                AcpMessage::Invalid { id, error } => self.peer.answer(&id, Err(error)).await,
             };
             if handled.is_err() {
                 // The client can't be reached. The future that writes messages returns the error.
@@ -160,7 +162,7 @@ impl EditorServer {
         method: String,
         params: Value,
         requests: &mut JoinSet<()>,
-    ) -> Result<(), Gone> {
+    ) -> Result<(), AcpClosed> {
         if requests.len() >= MOST_REQUESTS {
             let why =
                 format!("{MOST_REQUESTS} requests already wait for their answers; wait for some of them");
@@ -256,7 +258,7 @@ pub(super) struct EditorPrompt {
     entry: Arc<EditorSession>,
     id: PromptId,
     prompt: Prompt,
-    answer: oneshot::Receiver<Answer>,
+    answer: oneshot::Receiver<EditorPromptResult>,
 }
 
 impl EditorServer {
@@ -344,7 +346,7 @@ impl EditorServer {
         };
         let opened = opened.map_err(|error| refused(&entry.id, &error))?;
         let session = opened.session.clone();
-        self.attach(entry, opened, Joining::Resumed).await?;
+        self.attach(entry, opened, EditorJoinMode::Resumed).await?;
         Ok(session)
     }
 

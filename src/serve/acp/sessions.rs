@@ -25,9 +25,9 @@ use tokio::sync::oneshot;
 
 use super::{
     entry::EditorSession,
-    relay::{EditorClient, Relay},
+    relay::{EditorClient, EditorRelay},
     server::{EditorServer, written},
-    view::Joining,
+    view::EditorJoinMode,
 };
 #[cfg(feature = "mcp")]
 use crate::mcp::McpClient;
@@ -96,19 +96,19 @@ impl EditorServer {
         let opened = self.settings.client.manager.create(options).await;
         let opened = opened.map_err(|error| Error::internal_error().data(error_chain(&error)))?;
         let id = opened.session.id().clone();
-        let options = self.join(&id, start, opened, Joining::Resumed).await?;
+        let options = self.join(&id, start, opened, EditorJoinMode::Resumed).await?;
         written(&NewSessionResponse::new(id.as_str().to_owned()).config_options(options))
     }
 
     pub(super) async fn load(self: &Arc<Self>, request: LoadSessionRequest) -> Result<Value, Error> {
         let LoadSessionRequest { session_id, cwd, mcp_servers, .. } = request;
-        let options = self.reopen(&session_id.0, cwd, mcp_servers, Joining::Loaded).await?;
+        let options = self.reopen(&session_id.0, cwd, mcp_servers, EditorJoinMode::Loaded).await?;
         written(&LoadSessionResponse::new().config_options(options))
     }
 
     pub(super) async fn resume(self: &Arc<Self>, request: ResumeSessionRequest) -> Result<Value, Error> {
         let ResumeSessionRequest { session_id, cwd, mcp_servers, .. } = request;
-        let options = self.reopen(&session_id.0, cwd, mcp_servers, Joining::Resumed).await?;
+        let options = self.reopen(&session_id.0, cwd, mcp_servers, EditorJoinMode::Resumed).await?;
         written(&ResumeSessionResponse::new().config_options(options))
     }
 
@@ -117,7 +117,7 @@ impl EditorServer {
         id: &str,
         cwd: PathBuf,
         servers: Vec<McpServer>,
-        joining: Joining,
+        joining: EditorJoinMode,
     ) -> Result<ConfigOptions, Error> {
         let (id, labels) = self.known(id).await?;
         match self.entry(id.as_str()) {
@@ -184,7 +184,7 @@ impl EditorServer {
         id: &ConversationId,
         start: StartRequest,
         opened: OpenedSession,
-        joining: Joining,
+        joining: EditorJoinMode,
     ) -> Result<ConfigOptions, Error> {
         let snapshot = opened.subscription.as_ref().and_then(|subscription| subscription.snapshot());
         let model = snapshot.map(|snapshot| snapshot.agent.state.model.clone()).unwrap_or_default();
@@ -202,7 +202,7 @@ impl EditorServer {
         &self,
         entry: &Arc<EditorSession>,
         opened: OpenedSession,
-        joining: Joining,
+        joining: EditorJoinMode,
     ) -> Result<(), Error> {
         let OpenedSession { session, subscription, started, .. } = opened;
         let Some(events) = subscription else {
@@ -213,7 +213,7 @@ impl EditorServer {
         }
         let (joined, has_joined) = oneshot::channel();
         entry.follow(session.clone(), |number| {
-            let relay = Relay {
+            let relay = EditorRelay {
                 peer: Arc::clone(&self.peer),
                 client: lock(&self.client).clone().unwrap_or_default(),
                 entry: Arc::clone(entry),

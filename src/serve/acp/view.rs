@@ -18,7 +18,7 @@ use crate::{
 
 /// How a client joins a conversation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Joining {
+pub(super) enum EditorJoinMode {
     /// The client knows the messages so far.
     Resumed,
     /// The client gets the messages so far.
@@ -27,11 +27,11 @@ pub(super) enum Joining {
 
 pub(super) struct EditorView {
     follow: Follow,
-    shown: Shown,
+    shown: ShownConversation,
 }
 
 /// The parts of the conversation that the client sees.
-struct Shown {
+struct ShownConversation {
     /// The prefix of the ids of this client's prompts. The client shows the messages of these prompts itself.
     own: String,
     /// The last response.
@@ -57,13 +57,13 @@ struct ShownTool {
 impl EditorView {
     pub(super) fn new(own: String) -> Self {
         let (tools, updates) = (HashMap::new(), Vec::new());
-        let shown = Shown { own, answer: None, tools, results: None, updates };
+        let shown = ShownConversation { own, answer: None, tools, results: None, updates };
         Self { follow: Follow::new(FollowTarget::InFlight, FollowFrom::Start), shown }
     }
 
     /// Returns the updates with which a client joins.
-    pub(super) fn join(&mut self, snapshot: &SessionSnapshot, joining: Joining) -> Vec<SessionUpdate> {
-        if joining == Joining::Resumed {
+    pub(super) fn join(&mut self, snapshot: &SessionSnapshot, joining: EditorJoinMode) -> Vec<SessionUpdate> {
+        if joining == EditorJoinMode::Resumed {
             return self.catch_up(snapshot);
         }
         let own = std::mem::take(&mut self.shown.own);
@@ -103,7 +103,7 @@ impl EditorView {
     }
 }
 
-impl Shown {
+impl ShownConversation {
     /// Adds the updates for the progress of a run. `messages` are all messages if the progress comes from a snapshot.
     fn progress(&mut self, progress: RunProgress<'_>, messages: &[&Arc<Message>]) {
         match progress {

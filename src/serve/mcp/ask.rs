@@ -13,9 +13,9 @@ use tokio_util::sync::CancellationToken;
 
 use super::{
     answer::blocks,
-    caller::{ASK, McpCaller, Refusal},
+    caller::{ASK, McpCaller, RefusalText},
     followed::{FollowedPrompt, PromptEnd, RunChange},
-    running::{RunOutcomeReply, RunningCall, Sender},
+    running::{AskCallOutcome, PromptSenderCall, RunningAskCall},
     tools::{AskInput, AskOutput, id, input},
 };
 use crate::{
@@ -38,7 +38,7 @@ pub(super) struct AskCall<'a> {
 /// The state that a client sends back with its answers. It is checked like any other input.
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct CallState {
+struct AskContinuationState {
     conversation: ConversationId,
     prompt: PromptId,
     turn: TurnId,
@@ -50,13 +50,13 @@ impl<'a> AskCall<'a> {
         self,
         request: CallToolRequestParams,
         prompt: PromptId,
-    ) -> Result<CallToolResponse, Refusal> {
+    ) -> Result<CallToolResponse, RefusalText> {
         let CallToolRequestParams { arguments, input_responses, request_state, .. } = request;
         let input: AskInput = input(arguments.unwrap_or_default())?;
         let mut call = match request_state {
             Some(state) => match self.rejoin(&state, input_responses.unwrap_or_default()).await? {
-                Rejoined::Ended(conversation, end) => return result(conversation, end),
-                Rejoined::Runs(call) => *call,
+                RejoinedPrompt::Ended(conversation, end) => return result(conversation, end),
+                RejoinedPrompt::Runs(call) => *call,
             },
             None => self.begin(input, prompt).await?,
         };
@@ -64,21 +64,21 @@ impl<'a> AskCall<'a> {
         call.withdraw_questions().await;
         let conversation = call.session.id().clone();
         match outcome {
-            RunOutcomeReply::Ended(end) => result(conversation, end),
-            RunOutcomeReply::Asks(requests) => Ok(questions(conversation, &call.followed, requests)),
-            RunOutcomeReply::Abandoned => {
+            AskCallOutcome::Ended(end) => result(conversation, end),
+            AskCallOutcome::Asks(requests) => Ok(questions(conversation, &call.followed, requests)),
+            AskCallOutcome::Abandoned => {
                 call.withdraw().await;
                 Err("the call was cancelled".to_owned())
             }
-            RunOutcomeReply::Refused(why) => Err(why),
-            RunOutcomeReply::Draining => Err(format!(
+            AskCallOutcome::Refused(why) => Err(why),
+            AskCallOutcome::Draining => Err(format!(
                 "the server is about to stop; later, read the conversation {conversation} for the answer"
             )),
         }
     }
 
     /// Opens or creates the conversation, and sends the prompt.
-    async fn begin(self, input: AskInput, id_of_prompt: PromptId) -> Result<RunningCall<'a>, Refusal> {
+    async fn begin(self, input: AskInput, id_of_prompt: PromptId) -> Result<RunningAskCall<'a>, RefusalText> {
         if input.prompt.trim().is_empty() {
             return Err("the prompt is empty; write a message to the agent".to_owned());
         }
@@ -93,12 +93,12 @@ impl<'a> AskCall<'a> {
             match session.prompt(prompt).await {
                 Ok(accepted) => {
                     let followed = FollowedPrompt::of(id_of_prompt, &accepted);
-                    return Ok(RunningCall::new(
+                    return Ok(RunningAskCall::new(
                         self,
                         (session, events),
                         &labels,
                         followed,
-                        Sender::ThisCall,
+                        PromptSenderCall::ThisCall,
                     ));
                 }
                 // The session was closed after it was opened here, so open it again.
@@ -109,32 +109,33 @@ impl<'a> AskCall<'a> {
     }
 
     /// Follows a prompt that an earlier call has sent, after applying the client's answers.
-    async fn rejoin(self, state: &str, answers: InputResponses) -> Result<Rejoined<'a>, Refusal> {
-        let state: CallState = serde_json::from_str(state).map_err(|_| {
+    async fn rejoin(self, state: &str, answers: InputResponses) -> Result<RejoinedPrompt<'a>, RefusalText> {
+        let state: AskContinuationState = serde_json::from_str(state).map_err(|_| {
             "the request state is invalid; send it back unchanged, or call again without it".to_owned()
         })?;
         let (session, events, labels) = self.caller.open(&state.conversation, Mode::Controller, ASK).await?;
         let mut followed = FollowedPrompt::of(state.prompt, &Accepted::Started { turn: state.turn });
         let ended = events.snapshot().and_then(|snapshot| followed.snapshot(snapshot));
         if let Some(RunChange::Ended(end)) = ended {
-            return Ok(Rejoined::Ended(state.conversation, end));
+            return Ok(RejoinedPrompt::Ended(state.conversation, end));
         }
-        let mut call = RunningCall::new(self, (session, events), &labels, followed, Sender::EarlierCall);
+        let mut call =
+            RunningAskCall::new(self, (session, events), &labels, followed, PromptSenderCall::EarlierCall);
         if call.followed.turn() == Some(state.turn) {
             call.answered(answers).await;
         }
-        Ok(Rejoined::Runs(Box::new(call)))
+        Ok(RejoinedPrompt::Runs(Box::new(call)))
     }
 }
 
 /// The state of a prompt that an earlier call has sent.
-enum Rejoined<'a> {
+enum RejoinedPrompt<'a> {
     Ended(ConversationId, PromptEnd),
-    Runs(Box<RunningCall<'a>>),
+    Runs(Box<RunningAskCall<'a>>),
 }
 
 /// Returns the result of a prompt that has ended.
-fn result(conversation: ConversationId, end: PromptEnd) -> Result<CallToolResponse, Refusal> {
+fn result(conversation: ConversationId, end: PromptEnd) -> Result<CallToolResponse, RefusalText> {
     let (message, stop_reason) = match end {
         PromptEnd::Answered { message, stop_reason } => (message, stop_reason),
         PromptEnd::Unanswered(why) => {
@@ -159,7 +160,7 @@ fn questions(
 ) -> CallToolResponse {
     let state = followed.turn().and_then(|turn| {
         let prompt = followed.id().clone();
-        serde_json::to_string(&CallState { conversation, prompt, turn }).ok()
+        serde_json::to_string(&AskContinuationState { conversation, prompt, turn }).ok()
     });
     InputRequiredResult::new(Some(requests), state).into()
 }

@@ -1,7 +1,7 @@
 //! The sender of a call.
 
 use crate::{
-    access::{Action, client::Client},
+    access::{Action, client::AuthorizedClient},
     run::Error,
     session::{Mode, Session, SessionSubscription},
     store::{ConversationId, Labels},
@@ -14,15 +14,15 @@ pub(super) const MOST_CALLS: usize = 64;
 pub(super) const ASK: &[Action] = &[Action::Prompt, Action::Watch];
 
 /// The reason why an operation is refused, in words for the client.
-pub(super) type Refusal = String;
+pub(super) type RefusalText = String;
 
 /// The sender of a call.
 pub(super) struct McpCaller {
-    pub(super) client: Client,
+    pub(super) client: AuthorizedClient,
     /// Counts a call of the client until the permit is dropped. Fails if the client has too many calls.
-    pub(super) permit: Box<dyn Fn() -> Result<Box<dyn Send>, Refusal> + Send + Sync>,
+    pub(super) permit: Box<dyn Fn() -> Result<Box<dyn Send>, RefusalText> + Send + Sync>,
     /// Returns an error in words for the client.
-    pub(super) refused: fn(Error) -> Refusal,
+    pub(super) refused: fn(Error) -> RefusalText,
 }
 
 impl McpCaller {
@@ -33,7 +33,7 @@ impl McpCaller {
         id: &ConversationId,
         mode: Mode,
         actions: &[Action],
-    ) -> Result<(Session, SessionSubscription, Labels), Refusal> {
+    ) -> Result<(Session, SessionSubscription, Labels), RefusalText> {
         let opened = async {
             let labels = self.client.permitted(id, actions).await?;
             self.client.subscribe((id, &labels), mode, None, actions).await
@@ -42,7 +42,7 @@ impl McpCaller {
     }
 
     /// Creates a conversation and subscribes to it. A new conversation begins with a prompt.
-    pub(super) async fn create(&self) -> Result<(Session, SessionSubscription, Labels), Refusal> {
+    pub(super) async fn create(&self) -> Result<(Session, SessionSubscription, Labels), RefusalText> {
         let created = async {
             self.client.permit(ASK, self.client.principal.labels())?;
             let opened = self.client.create(None, (None, None), Some(Mode::Controller)).await?;

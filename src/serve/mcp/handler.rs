@@ -19,19 +19,19 @@ use tokio_util::sync::CancellationToken;
 use super::{
     ServerInfo,
     ask::AskCall,
-    caller::{McpCaller, Refusal},
+    caller::{McpCaller, RefusalText},
     tools,
 };
 use crate::{panics::contained_async, run::PromptId};
 
 /// Returns the sender of a request.
-pub(super) type Callers =
+pub(super) type McpCallerLookup =
     dyn Fn(&RequestContext<RoleServer>) -> Result<Arc<McpCaller>, ErrorData> + Send + Sync;
 
 /// The server of one connection.
-pub(super) struct Handler {
+pub(super) struct McpServerHandler {
     info: Arc<ServerInfo>,
-    callers: Arc<Callers>,
+    callers: Arc<McpCallerLookup>,
     /// Cancelled when the connection has ended.
     gone: CancellationToken,
     /// The prefix of the prompt ids of this connection.
@@ -39,8 +39,8 @@ pub(super) struct Handler {
     sent: AtomicU64,
 }
 
-impl Handler {
-    pub(super) fn new(info: Arc<ServerInfo>, callers: Arc<Callers>, gone: CancellationToken) -> Self {
+impl McpServerHandler {
+    pub(super) fn new(info: Arc<ServerInfo>, callers: Arc<McpCallerLookup>, gone: CancellationToken) -> Self {
         let own = format!("mcp-{:016x}-", rand::random::<u64>());
         Self { info, callers, gone, own, sent: AtomicU64::new(0) }
     }
@@ -50,10 +50,10 @@ impl Handler {
         caller: &McpCaller,
         request: CallToolRequestParams,
         context: &RequestContext<RoleServer>,
-    ) -> Result<CallToolResponse, Refusal> {
+    ) -> Result<CallToolResponse, RefusalText> {
         // A client must be able to stop its runs, even if no further call is allowed.
         let _permit = if request.name == "stop" { None } else { Some((caller.permit)()?) };
-        let operation: BoxFuture<'_, Result<CallToolResult, Refusal>> = match &*request.name {
+        let operation: BoxFuture<'_, Result<CallToolResult, RefusalText>> = match &*request.name {
             "ask" => {
                 let prompt = format!("{}{}", self.own, self.sent.fetch_add(1, Ordering::Relaxed));
                 let ask = AskCall { caller, context, gone: &self.gone };
@@ -73,7 +73,7 @@ impl Handler {
     }
 }
 
-impl ServerHandler for Handler {
+impl ServerHandler for McpServerHandler {
     fn get_info(&self) -> ServerConfig {
         let ServerInfo { name, version, instructions } = &*self.info;
         let config = ServerConfig::new(ServerCapabilities::builder().enable_tools().build())

@@ -31,12 +31,12 @@ use tokio_util::sync::CancellationToken;
 
 use super::{
     ServerInfo,
-    caller::{McpCaller, Refusal},
-    handler::{Callers, Handler},
+    caller::{McpCaller, RefusalText},
+    handler::{McpCallerLookup, McpServerHandler},
     running::LONGEST_QUESTION,
 };
 use crate::{
-    access::{Principal, client::Client},
+    access::{Principal, client::AuthorizedClient},
     sync::lock,
     web::{self, Problem, Web},
 };
@@ -93,7 +93,7 @@ const KEEP_ALIVE: Duration = LONGEST_QUESTION.saturating_add(Duration::from_mins
 ///   calls are then cancelled. So a client with long calls should ask for progress.
 /// - After [`Web::drain`](crate::web::Web::drain), calls that wait end with an error, and their runs continue.
 pub fn router(web: &Web, info: ServerInfo) -> Router {
-    let mount = Arc::new(Mount::new(web.clone(), info));
+    let mount = Arc::new(McpWebMount::new(web.clone(), info));
     let handler = move |request: Request| {
         let mount = Arc::clone(&mount);
         async move {
@@ -103,21 +103,21 @@ pub fn router(web: &Web, info: ServerInfo) -> Router {
     web::guarded(Router::new().route("/", any(handler)), web)
 }
 
-struct Mount {
+struct McpWebMount {
     web: Web,
-    service: StreamableHttpService<Handler, LocalSessionManager>,
+    service: StreamableHttpService<McpServerHandler, LocalSessionManager>,
     sessions: Arc<LocalSessionManager>,
-    owners: Mutex<Owners>,
+    owners: Mutex<McpSessionOwners>,
 }
 
 /// The principals of the protocol sessions.
 #[derive(Default)]
-struct Owners {
+struct McpSessionOwners {
     of: HashMap<String, (u64, Principal)>,
     created: u64,
 }
 
-impl Owners {
+impl McpSessionOwners {
     /// Adds a session. Returns the oldest session of the principal if it has more than `most`.
     fn add(&mut self, id: String, principal: &Principal, most: usize) -> Option<String> {
         self.created += 1;
@@ -132,7 +132,7 @@ impl Owners {
     }
 }
 
-impl Mount {
+impl McpWebMount {
     fn new(web: Web, info: ServerInfo) -> Self {
         let mut sessions = LocalSessionManager::default();
         sessions.session_config.keep_alive = Some(KEEP_ALIVE);
@@ -143,19 +143,19 @@ impl Mount {
             .with_max_request_body_bytes(web.limits().command_body)
             .with_sse_keep_alive(Some(web.limits().keep_alive));
         let (served, info) = (web.clone(), Arc::new(info));
-        let callers: Arc<Callers> = Arc::new(move |context: &RequestContext<RoleServer>| {
+        let callers: Arc<McpCallerLookup> = Arc::new(move |context: &RequestContext<RoleServer>| {
             let parts = context.extensions.get::<Parts>();
-            let client = parts.and_then(|parts| parts.extensions.get::<Client>().cloned());
+            let client = parts.and_then(|parts| parts.extensions.get::<AuthorizedClient>().cloned());
             let client = client.ok_or_else(|| ErrorData::internal_error("the sender is unknown", None))?;
             let (web, principal) = (served.clone(), client.principal.clone());
-            let permit = move || -> Result<Box<dyn Send>, Refusal> {
+            let permit = move || -> Result<Box<dyn Send>, RefusalText> {
                 Ok(Box::new(web.open_stream(&principal).map_err(|problem| problem.words())?))
             };
             let refused = |error| Problem::from(error).words();
             Ok(Arc::new(McpCaller { client, permit: Box::new(permit), refused }))
         });
-        let handler = move || -> io::Result<Handler> {
-            Ok(Handler::new(Arc::clone(&info), Arc::clone(&callers), CancellationToken::new()))
+        let handler = move || -> io::Result<McpServerHandler> {
+            Ok(McpServerHandler::new(Arc::clone(&info), Arc::clone(&callers), CancellationToken::new()))
         };
         let service = StreamableHttpService::new(handler, Arc::clone(&sessions), config);
         Self { web, service, sessions, owners: Mutex::default() }
@@ -201,7 +201,7 @@ impl Mount {
     }
 
     /// Returns the sender of a request. Fails if its session belongs to another principal.
-    async fn admit(&self, parts: &Parts) -> Result<Client, Problem> {
+    async fn admit(&self, parts: &Parts) -> Result<AuthorizedClient, Problem> {
         let client = self.web.identify(parts).await?;
         match parts.headers.get(SESSION) {
             Some(id) => self.check(id, &client.principal).map(|()| client),

@@ -23,7 +23,7 @@ use tokio_util::{codec::AnyDelimiterCodecError, sync::CancellationToken};
 
 use super::{
     ServerInfo,
-    handler::{Callers, Handler},
+    handler::{McpCallerLookup, McpServerHandler},
 };
 use crate::{
     mcp::incoming::messages,
@@ -44,7 +44,7 @@ const LAST_WRITES: Duration = Duration::from_secs(1);
 /// Serves a client until its input ends.
 pub(super) async fn serve(
     info: Arc<ServerInfo>,
-    callers: Arc<Callers>,
+    callers: Arc<McpCallerLookup>,
     input: impl AsyncRead + Send + Unpin + 'static,
     output: impl AsyncWrite + Send + Unpin + 'static,
 ) -> Result<(), Error> {
@@ -71,7 +71,7 @@ pub(super) async fn serve(
         waiting: Arc::new(()),
         failure: Arc::clone(&failure),
     };
-    let served = match serve_server(Handler::new(info, callers, gone), pipe).await {
+    let served = match serve_server(McpServerHandler::new(info, callers, gone), pipe).await {
         // The connection will end with an error in `failure`, or because the input ends.
         Ok(running) => {
             let _ = running.waiting().await;

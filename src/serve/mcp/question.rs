@@ -23,18 +23,18 @@ const LONGEST: usize = 4096;
 
 /// The kinds of questions that the client shows.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Asks {
+pub(super) struct McpClientQuestionKinds {
     pub(super) forms: bool,
     pub(super) urls: bool,
 }
 
-impl Asks {
+impl McpClientQuestionKinds {
     pub(super) fn of(context: &RequestContext<RoleServer>) -> Self {
         context.client_capabilities().map_or_else(Self::default, |client| Self::from(&client))
     }
 }
 
-impl From<&ClientCapabilities> for Asks {
+impl From<&ClientCapabilities> for McpClientQuestionKinds {
     fn from(client: &ClientCapabilities) -> Self {
         let Some(elicitation) = &client.elicitation else { return Self::default() };
         let urls = elicitation.url.is_some();
@@ -44,7 +44,10 @@ impl From<&ClientCapabilities> for Asks {
 }
 
 /// Returns the question about a pause, or the reason why the client can't be asked.
-pub(super) fn question(pause: &PendingUse, asks: Asks) -> Result<ElicitRequestParams, &'static str> {
+pub(super) fn question(
+    pause: &PendingUse,
+    asks: McpClientQuestionKinds,
+) -> Result<ElicitRequestParams, &'static str> {
     let reason = &pause.reason;
     let message = || match reason["message"].as_str() {
         Some(text) => clip(text, LONGEST).into_owned(),

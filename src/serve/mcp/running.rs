@@ -16,14 +16,14 @@ use tokio_util::sync::CancellationToken;
 
 use super::{
     ask::AskCall,
-    caller::{McpCaller, Refusal},
+    caller::{McpCaller, RefusalText},
     followed::{FollowedPrompt, PromptEnd, RunChange},
-    question::{Asks, decision, question},
+    question::{McpClientQuestionKinds, decision, question},
 };
 use crate::{
     access::{
         Action,
-        client::{Client, new_labels},
+        client::{AuthorizedClient, new_labels},
     },
     message::ToolUseId,
     run::{Error, PendingUse},
@@ -47,12 +47,12 @@ pub(super) const LONGEST_QUESTION: Duration = Duration::from_hours(1);
 const LONGEST_NAME: usize = 256;
 
 /// How a call ends.
-pub(super) enum RunOutcomeReply {
+pub(super) enum AskCallOutcome {
     Ended(PromptEnd),
     /// The client must answer these questions.
     Asks(InputRequests),
     /// The client may no longer follow the prompt.
-    Refused(Refusal),
+    Refused(RefusalText),
     /// Nobody reads the result.
     Abandoned,
     /// The server is about to stop.
@@ -60,18 +60,18 @@ pub(super) enum RunOutcomeReply {
 }
 
 /// An update of the session. `None` if the subscription has ended.
-type SessionUpdate = Option<Update<SessionSnapshot, SessionEvent>>;
+type NextSessionUpdate = Option<Update<SessionSnapshot, SessionEvent>>;
 
 /// The progress of a call that an update shows.
-enum Progress {
+enum AskCallProgress {
     /// The client can show this text.
     Text(String),
-    Over(RunOutcomeReply),
+    Over(AskCallOutcome),
 }
 
 /// The call that has sent the prompt.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Sender {
+pub(super) enum PromptSenderCall {
     ThisCall,
     /// The client names the prompt. Another client may have sent it.
     EarlierCall,
@@ -79,19 +79,19 @@ pub(super) enum Sender {
 
 /// What the client may do with the conversation. This may change with the conversation's labels.
 #[derive(Clone, Copy)]
-struct Permissions {
+struct ConversationPermissions {
     decide: bool,
     stop: bool,
 }
 
-impl Permissions {
-    fn of(client: &Client, labels: &Labels) -> Self {
+impl ConversationPermissions {
+    fn of(client: &AuthorizedClient, labels: &Labels) -> Self {
         let may = |action| client.permit(&[action], labels).is_ok();
         Self { decide: may(Action::Decide), stop: may(Action::Stop) }
     }
 }
 
-pub(super) struct RunningCall<'a> {
+pub(super) struct RunningAskCall<'a> {
     ask: AskCall<'a>,
     pub(super) session: Session,
     events: SessionSubscription,
@@ -101,20 +101,20 @@ pub(super) struct RunningCall<'a> {
     /// The questions that were sent during this call. A question that was withdrawn has no decision.
     questions: FuturesUnordered<BoxFuture<'static, (Arc<PendingUse>, Option<Decision>)>>,
     reports: u32,
-    sender: Sender,
-    may: Permissions,
+    sender: PromptSenderCall,
+    may: ConversationPermissions,
 }
 
-impl<'a> RunningCall<'a> {
+impl<'a> RunningAskCall<'a> {
     pub(super) fn new(
         ask: AskCall<'a>,
         (session, events): (Session, SessionSubscription),
         labels: &Labels,
         followed: FollowedPrompt,
-        sender: Sender,
+        sender: PromptSenderCall,
     ) -> Self {
         let (asked, questions) = (HashMap::new(), FuturesUnordered::new());
-        let may = Permissions::of(&ask.caller.client, labels);
+        let may = ConversationPermissions::of(&ask.caller.client, labels);
         Self { ask, session, events, followed, asked, questions, reports: 0, sender, may }
     }
 
@@ -130,19 +130,19 @@ impl<'a> RunningCall<'a> {
     }
 
     /// Waits until the prompt is answered, or until the client has to act.
-    pub(super) async fn outcome(&mut self) -> RunOutcomeReply {
+    pub(super) async fn outcome(&mut self) -> AskCallOutcome {
         let mut news = interval_at(Instant::now() + NEWS, NEWS);
         news.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let draining = self.ask.caller.client.draining.clone();
         loop {
             if let Some(requests) = self.ask_about_pauses().await {
-                return RunOutcomeReply::Asks(requests);
+                return AskCallOutcome::Asks(requests);
             }
             tokio::select! {
                 biased;
-                () = self.ask.gone.cancelled() => return RunOutcomeReply::Abandoned,
-                () = draining.cancelled() => return RunOutcomeReply::Draining,
-                () = self.ask.context.ct.cancelled() => return RunOutcomeReply::Abandoned,
+                () = self.ask.gone.cancelled() => return AskCallOutcome::Abandoned,
+                () = draining.cancelled() => return AskCallOutcome::Draining,
+                () = self.ask.context.ct.cancelled() => return AskCallOutcome::Abandoned,
                 Some((pause, decision)) = self.questions.next() => {
                     if let Some(decision) = decision {
                         self.decide(&pause, decision).await;
@@ -160,12 +160,12 @@ impl<'a> RunningCall<'a> {
 
     /// Processes an update and all others that are ready. Several running tools may ask questions at the same time, so
     /// the client is then asked about all of them together.
-    async fn updates(&mut self, first: SessionUpdate) -> Option<RunOutcomeReply> {
+    async fn updates(&mut self, first: NextSessionUpdate) -> Option<AskCallOutcome> {
         let mut next = Some(first);
         while let Some(update) = next {
             match self.update(update).await {
-                Some(Progress::Over(outcome)) => return Some(outcome),
-                Some(Progress::Text(text)) => self.report(text).await,
+                Some(AskCallProgress::Over(outcome)) => return Some(outcome),
+                Some(AskCallProgress::Text(text)) => self.report(text).await,
                 None => {}
             }
             next = self.events.next().now_or_never();
@@ -174,12 +174,12 @@ impl<'a> RunningCall<'a> {
     }
 
     /// Processes an update.
-    async fn update(&mut self, update: SessionUpdate) -> Option<Progress> {
+    async fn update(&mut self, update: NextSessionUpdate) -> Option<AskCallProgress> {
         if let Some(labels) = update.as_ref().and_then(new_labels) {
             let McpCaller { client, refused, .. } = self.ask.caller;
             match client.still_permitted(self.session.id(), labels, &[Action::Watch]).await {
-                Ok(labels) => self.may = Permissions::of(client, &labels),
-                Err(error) => return Some(Progress::Over(RunOutcomeReply::Refused(refused(error)))),
+                Ok(labels) => self.may = ConversationPermissions::of(client, &labels),
+                Err(error) => return Some(AskCallProgress::Over(AskCallOutcome::Refused(refused(error)))),
             }
         }
         let unanswered = |why| Some(RunChange::Ended(PromptEnd::Unanswered(why)));
@@ -198,8 +198,8 @@ impl<'a> RunningCall<'a> {
             None => unanswered("the session has ended".to_owned()),
         };
         match change? {
-            RunChange::Ended(end) => Some(Progress::Over(RunOutcomeReply::Ended(end))),
-            RunChange::Progress(text) => Some(Progress::Text(text)),
+            RunChange::Ended(end) => Some(AskCallProgress::Over(AskCallOutcome::Ended(end))),
+            RunChange::Progress(text) => Some(AskCallProgress::Text(text)),
             RunChange::Pauses => None,
         }
     }
@@ -218,7 +218,7 @@ impl<'a> RunningCall<'a> {
         if !self.may.decide {
             return None;
         }
-        let asks = Asks::of(self.ask.context);
+        let asks = McpClientQuestionKinds::of(self.ask.context);
         let ends_call = self
             .ask
             .context
@@ -303,13 +303,13 @@ impl<'a> RunningCall<'a> {
             let mut next = self.events.next().now_or_never();
             loop {
                 while let Some(update) = next {
-                    if let Some(Progress::Over(_)) = self.update(update).await {
+                    if let Some(AskCallProgress::Over(_)) = self.update(update).await {
                         return Ok::<_, Error>(());
                     }
                     next = self.events.next().now_or_never();
                 }
                 let is_withdrawn = match self.followed.turn() {
-                    Some(_) if self.sender != Sender::ThisCall && !self.may.stop => true,
+                    Some(_) if self.sender != PromptSenderCall::ThisCall && !self.may.stop => true,
                     // If this turn has ended in the meantime, the session may be working for another client.
                     Some(turn) => self.session.interrupt_turn(turn).await?,
                     // This fails if the prompt's turn has begun in the meantime.

@@ -7,7 +7,7 @@ use schemars::{JsonSchema, Schema, generate::SchemaSettings, transform::Recursiv
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use serde_json::Value;
 
-use super::caller::{McpCaller, Refusal};
+use super::caller::{McpCaller, RefusalText};
 use crate::{
     access::Action,
     agent::Status,
@@ -95,11 +95,11 @@ struct ReadOutput {
     /// The number of earlier messages that are not shown.
     omitted: usize,
     /// The messages, oldest first. Results of tools are not among them.
-    messages: Vec<Line>,
+    messages: Vec<TranscriptLine>,
 }
 
 #[derive(Serialize, JsonSchema)]
-struct Line {
+struct TranscriptLine {
     /// "user" or "assistant".
     #[schemars(with = "String")]
     role: Role,
@@ -171,13 +171,13 @@ fn schema<T: JsonSchema>(settings: SchemaSettings) -> Arc<JsonObject> {
 }
 
 /// Reads the arguments of a call.
-pub(super) fn input<T: DeserializeOwned>(arguments: JsonObject) -> Result<T, Refusal> {
+pub(super) fn input<T: DeserializeOwned>(arguments: JsonObject) -> Result<T, RefusalText> {
     serde_json::from_value(Value::Object(arguments))
         .map_err(|error| format!("the arguments can't be read: {error}; correct them and call again"))
 }
 
 /// Reads the id of a conversation. An invalid id is refused with the reason.
-pub(super) fn id(text: &str) -> Result<ConversationId, Refusal> {
+pub(super) fn id(text: &str) -> Result<ConversationId, RefusalText> {
     ConversationId::new(text).map_err(|error| error_chain(&error))
 }
 
@@ -185,7 +185,7 @@ fn output(value: &impl Serialize) -> CallToolResult {
     CallToolResult::structured(serde_json::to_value(value).unwrap_or_default())
 }
 
-pub(super) async fn list(caller: &McpCaller, arguments: JsonObject) -> Result<CallToolResult, Refusal> {
+pub(super) async fn list(caller: &McpCaller, arguments: JsonObject) -> Result<CallToolResult, RefusalText> {
     let ListInput { limit, after } = input(arguments)?;
     let limit = limit.unwrap_or(20).clamp(1, MOST);
     let mut page = Page::first(limit);
@@ -206,7 +206,7 @@ pub(super) async fn list(caller: &McpCaller, arguments: JsonObject) -> Result<Ca
     Ok(output(&ListOutput { conversations: conversations.collect(), next }))
 }
 
-pub(super) async fn read(caller: &McpCaller, arguments: JsonObject) -> Result<CallToolResult, Refusal> {
+pub(super) async fn read(caller: &McpCaller, arguments: JsonObject) -> Result<CallToolResult, RefusalText> {
     let ReadInput { conversation, last } = input(arguments)?;
     let (_session, events, _) = caller.open(&id(&conversation)?, Mode::Observer, &[]).await?;
     let snapshot = events.snapshot().ok_or("the conversation has no snapshot")?;
@@ -248,14 +248,14 @@ fn shown(snapshot: &SessionSnapshot, last: usize) -> ReadOutput {
         let ended = results.unwrap_or(message).ended.as_ref().or(message.ended.as_ref());
         let ended = ended.map(ToString::to_string).or_else(|| failed(message).map(ToString::to_string));
         let text = clip(&text, LONGEST).into_owned();
-        messages.push(Line { role: message.role, text, tools, decisions, ended });
+        messages.push(TranscriptLine { role: message.role, text, tools, decisions, ended });
     }
     messages.reverse();
     let (title, status) = (snapshot.title.clone(), snapshot.agent.status);
     ReadOutput { title, status, omitted: lines.len() - messages.len(), messages }
 }
 
-pub(super) async fn stop(caller: &McpCaller, arguments: JsonObject) -> Result<CallToolResult, Refusal> {
+pub(super) async fn stop(caller: &McpCaller, arguments: JsonObject) -> Result<CallToolResult, RefusalText> {
     let StopInput { conversation } = input(arguments)?;
     let id = id(&conversation)?;
     caller.client.permitted(&id, &[Action::Stop]).await.map_err(caller.refused)?;

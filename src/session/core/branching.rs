@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::{Core, Effects};
+use super::{Effects, SessionCore};
 use crate::{
     agent::FirstMessage,
     message::{History, Message, Role, share},
@@ -14,7 +14,7 @@ use crate::{
 
 /// The change of the path that follows when the session has replaced the agent's history.
 #[derive(Clone, Debug, PartialEq)]
-pub(in crate::session) enum Move {
+pub(in crate::session) enum PathMove {
     /// The path ends at this node, or is empty.
     To(Option<NodeId>),
     /// A branch starts below this node, or as a new root.
@@ -27,7 +27,7 @@ pub(in crate::session) enum Move {
 
 /// A branch that has no committed messages yet.
 #[derive(Debug)]
-pub(super) struct Branch {
+pub(super) struct UncommittedBranch {
     /// The tree as it was before the branch.
     pub(super) before: Tree,
     pub(super) answers: Option<NodeId>,
@@ -35,11 +35,11 @@ pub(super) struct Branch {
 
 /// The starting point of a branch or a move, and the change of the path that follows.
 #[derive(Debug, PartialEq)]
-pub(in crate::session) struct Base {
+pub(in crate::session) struct BranchBase {
     /// The messages on the path to the starting point.
     pub(in crate::session) history: History,
     /// The change of the path that follows.
-    pub(in crate::session) then: Move,
+    pub(in crate::session) then: PathMove,
 }
 
 /// Returns the error for a node at which a run can't start, or the path can't end.
@@ -47,7 +47,7 @@ pub(super) fn unfit(kind: ErrorKind, node: NodeId, text: &str) -> Error {
     Error::new(kind, format!("node {node} {text}")).with_member("node", node)
 }
 
-impl Core {
+impl SessionCore {
     /// Returns the place in the tree where a run starts, and the message that starts the run.
     ///
     /// # Errors
@@ -57,7 +57,7 @@ impl Core {
         &self,
         at: RunAt,
         mut prompt: Prompt,
-    ) -> Result<(Base, FirstMessage), Error> {
+    ) -> Result<(BranchBase, FirstMessage), Error> {
         let base = match at {
             RunAt::Again(user) => {
                 let node = self.prompt(user)?;
@@ -79,7 +79,7 @@ impl Core {
     }
 
     /// Returns the base of a branch below a node at which a history may end.
-    fn below(&self, end: Option<NodeId>) -> Result<Base, Error> {
+    fn below(&self, end: Option<NodeId>) -> Result<BranchBase, Error> {
         let mut node = end.map(|id| self.node(id)).transpose()?;
         // A run continues from a compaction as from the message before it.
         while let Some(compaction) = node.filter(|node| node.message().compaction.is_some()) {
@@ -131,9 +131,9 @@ impl Core {
 
     /// Returns a branch that starts at the node `base`. `answers` is the user message that gets another response, if
     /// there is one.
-    fn base(&self, base: Option<NodeId>, answers: Option<NodeId>) -> Base {
+    fn base(&self, base: Option<NodeId>, answers: Option<NodeId>) -> BranchBase {
         let history = base.map_or_else(History::new, |base| self.history_to(base));
-        Base { history, then: Move::Branch { base, answers } }
+        BranchBase { history, then: PathMove::Branch { base, answers } }
     }
 
     pub(super) fn node(&self, id: NodeId) -> Result<&Node, Error> {
@@ -152,7 +152,7 @@ impl Core {
     /// # Errors
     ///
     /// Fails if the node is unknown, or if the path would end at a prompt without an answer.
-    pub(in crate::session) fn navigate(&self, node: Option<NodeId>) -> Result<Option<Base>, Error> {
+    pub(in crate::session) fn navigate(&self, node: Option<NodeId>) -> Result<Option<BranchBase>, Error> {
         let mut tree = self.tree.clone();
         match node {
             Some(id) => {
@@ -170,13 +170,13 @@ impl Core {
         if tree.head() == self.tree.head() {
             return Ok(None);
         }
-        let then = Move::To(tree.head());
-        Ok(Some(Base { history: tree.history().clone(), then }))
+        let then = PathMove::To(tree.head());
+        Ok(Some(BranchBase { history: tree.history().clone(), then }))
     }
 
     /// Records that the agent's history was replaced. `with` is the `state` event of this change, which the session has
     /// not processed yet.
-    pub(in crate::session) fn moved(&mut self, with: EventId, then: Move) {
+    pub(in crate::session) fn moved(&mut self, with: EventId, then: PathMove) {
         self.moving = Some((with, then));
     }
 
@@ -208,17 +208,17 @@ impl Core {
     }
 
     /// Changes the tree's path, after the agent has got the history of the new path.
-    pub(super) fn follow(&mut self, then: &Move, effects: &mut Effects) {
+    pub(super) fn follow(&mut self, then: &PathMove, effects: &mut Effects) {
         let before = self.tree.clone();
         match *then {
-            Move::To(node) => {
+            PathMove::To(node) => {
                 self.saver.about_to_change(&before);
                 self.go(node);
                 self.saver.tree_changed(&self.tree, 0);
             }
-            Move::Branch { base, answers } => {
+            PathMove::Branch { base, answers } => {
                 self.go(base);
-                self.branch = Some(Branch { before: before.clone(), answers });
+                self.branch = Some(UncommittedBranch { before: before.clone(), answers });
             }
         }
         self.emit_tree(&before, effects);

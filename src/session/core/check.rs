@@ -1,9 +1,9 @@
 //! The invariants of a session's core. Debug builds and the simulation check them.
 
-use super::Core;
+use super::SessionCore;
 use crate::{agent::Status, tree::Node};
 
-impl Core {
+impl SessionCore {
     /// Returns an error if an invariant is broken.
     pub(in crate::session) fn check(&self) -> Result<(), String> {
         if self.branch.is_some() && self.status == Status::Idle && self.moving.is_some() {

@@ -3,9 +3,9 @@
 use std::{collections::VecDeque, sync::Arc};
 
 use super::{
-    Core, Effect, Effects,
-    branching::Branch,
-    saving::{StoredFlight, UnsavedRecord},
+    Effects, SessionCore, SessionEffect,
+    branching::UncommittedBranch,
+    saving::{StoredTurnInFlight, UnsavedRecord},
 };
 use crate::{
     agent::{self, Config, Status},
@@ -15,7 +15,7 @@ use crate::{
 
 /// The recorded turn in flight, and the records for which the agent waits.
 #[derive(Debug, Default)]
-pub(super) struct Flight {
+pub(super) struct TurnRecordTracker {
     /// The last record of the turn in flight, without its messages. Its `keep` counts all of them.
     last: Option<TurnRecord>,
     /// The records that are not stored yet, as pairs: the number of the last change that must be stored before the
@@ -27,7 +27,7 @@ pub(super) struct Flight {
     is_left: bool,
 }
 
-impl Core {
+impl SessionCore {
     /// Notes the agent's record after an event. `config` is the configuration in force.
     pub(super) fn recorded(&mut self, record: &agent::NumberedRecord, config: &Arc<Config>) {
         let turn = record.turn.as_ref().map(|turn| self.completed(turn.clone()));
@@ -76,7 +76,7 @@ impl Core {
         let due = self.flight.iter().flat_map(|flight| &flight.due);
         let stored = due.take_while(|(wanted, _)| self.is_safe(*wanted)).count();
         let last = self.flight.as_mut().and_then(|flight| flight.due.drain(..stored).next_back());
-        effects.extend(last.map(|(_, number)| Effect::Written(number)));
+        effects.extend(last.map(|(_, number)| SessionEffect::Written(number)));
     }
 
     /// Returns whether a turn in flight is recorded.
@@ -112,10 +112,10 @@ impl Core {
         if let Some(BranchPoint { base, answers }) = record.branch {
             let before = self.tree.clone();
             self.go(base);
-            self.branch = Some(Branch { before, answers });
+            self.branch = Some(UncommittedBranch { before, answers });
         }
         self.status = status;
-        self.flight = Some(Box::new(Flight { last: Some(last), ..Flight::default() }));
+        self.flight = Some(Box::new(TurnRecordTracker { last: Some(last), ..TurnRecordTracker::default() }));
     }
 
     /// Notes the end of the loaded turn in flight, which is discarded, so that this end is stored.
@@ -125,7 +125,7 @@ impl Core {
 
     /// Notes the version after a write of [`restart`](Self::restart) or [`handed_over`](Self::handed_over).
     pub(in crate::session) fn rewritten(&mut self, version: Version) {
-        let turn = self.last_record().map(StoredFlight::of);
+        let turn = self.last_record().map(StoredTurnInFlight::of);
         self.saver.rewritten(version, turn);
     }
 

@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use super::{Core, Effect, Effects, saving::UnsavedRecord};
+use super::{Effects, SessionCore, SessionEffect, saving::UnsavedRecord};
 use crate::{
     agent::Event,
     run::{KnownPrompt, Prompt, PromptId, PromptState, RunEnd, RunOutcome, TurnRecord},
@@ -13,7 +13,7 @@ use crate::{
 
 /// The known prompts of the conversation.
 #[derive(Debug, Default)]
-pub(super) struct Prompts {
+pub(super) struct KnownPrompts {
     /// The prompts in their current states, with the latest prompt at the end.
     list: Vec<KnownPrompt>,
     /// The prompts that end with the next event, which ends a turn, or which starts one with another prompt.
@@ -26,11 +26,11 @@ pub(super) struct Prompts {
     are_stored: bool,
 }
 
-impl Core {
+impl SessionCore {
     /// Sets the prompts that are known from earlier lives. `are_stored` states whether the outcomes of all later prompts
     /// are stored.
     pub(in crate::session) fn set_prompts(&mut self, list: Vec<KnownPrompt>, are_stored: bool) {
-        self.prompts = Prompts { list, are_stored, ..Prompts::default() };
+        self.prompts = KnownPrompts { list, are_stored, ..KnownPrompts::default() };
     }
 
     /// Returns the prompt with this id.
@@ -56,7 +56,7 @@ impl Core {
         match (state, prompt) {
             (PromptState::Ended { .. }, _) => prompts.ending.push(id.clone()),
             (PromptState::Returned, Some(prompt)) => prompts.returned.push(prompt.as_serialised()),
-            (PromptState::Returned, None) => effects.push(Effect::PromptsSettled),
+            (PromptState::Returned, None) => effects.push(SessionEffect::PromptsSettled),
             _ => {}
         }
     }
@@ -64,7 +64,7 @@ impl Core {
     /// Notes the last node of a turn that has ended for the prompts in flight and those that end with the turn.
     /// `through` is `None` if the turn was discarded.
     pub(super) fn settle_prompts(&mut self, through: Option<NodeId>, effects: &mut Effects) {
-        effects.push(Effect::PromptsSettled);
+        effects.push(SessionEffect::PromptsSettled);
         let ending = std::mem::take(&mut self.prompts.ending);
         if through.is_some() {
             let is_of_turn = |prompt: &&mut KnownPrompt| {
@@ -84,7 +84,7 @@ impl Core {
         if is_recorded {
             self.outcomes_recorded();
         }
-        effects.push(Effect::PromptsSettled);
+        effects.push(SessionEffect::PromptsSettled);
     }
 
     /// Returns the end of a run as it is stored after this event, which ends a turn. Returns `None` if nothing but the

@@ -15,10 +15,10 @@ mod record;
 use std::{collections::VecDeque, sync::Arc};
 
 pub(in crate::session) use conflict::ConflictFinding;
-pub(in crate::session) use record::StoredFlight;
+pub(in crate::session) use record::StoredTurnInFlight;
 pub(in crate::session) use record::UnsavedRecord;
 
-use super::{Core, Effect, Effects, Env};
+use super::{Effects, SessionCore, SessionEffect, SessionEnv};
 use crate::{
     session::{SessionEvent, StoreReport},
     store::{Change, Commit, StateChange, StoredState, TitleBy, Version, Write},
@@ -27,7 +27,7 @@ use crate::{
 };
 
 /// One write.
-pub(in crate::session) type Job = (Write, Change);
+pub(in crate::session) type WriteJob = (Write, Change);
 
 /// The stored state and the writes that are due.
 #[derive(Debug)]
@@ -41,16 +41,16 @@ pub(super) struct Saver {
     state: Option<Box<StoredState>>,
     /// Whether the configuration, the title or the labels still have to be stored.
     state_is_due: bool,
-    attempt: Option<Box<Attempt>>,
+    attempt: Option<Box<PendingWrite>>,
     /// The nodes that are still to be erased from the store. Everything that was committed before the erasure is in the
     /// store.
     erased: Option<Box<Erased>>,
     /// The usage, the end of a run and the turn in flight that are not in the store.
     record: UnsavedRecord,
     /// The turn in flight that is in the store.
-    flight: Option<Box<StoredFlight>>,
+    flight: Option<Box<StoredTurnInFlight>>,
     /// The changes to the tree that are not in the store, in order.
-    portions: VecDeque<Portion>,
+    portions: VecDeque<UnsavedPortion>,
     /// The maximum number of portions in a commit. `usize::MAX` means no limit. While there is a limit, the state is
     /// written separately.
     at_most: usize,
@@ -69,7 +69,7 @@ pub(super) struct Saver {
 
 /// The smallest part of the unsaved changes that can be written alone: a turn and the moves of the head after it.
 #[derive(Debug)]
-struct Portion {
+struct UnsavedPortion {
     head: Option<NodeId>,
     /// The number of nodes in the tree after this portion.
     nodes: usize,
@@ -78,8 +78,8 @@ struct Portion {
 
 /// A write that is in flight or is waiting to be repeated.
 #[derive(Debug)]
-struct Attempt {
-    job: Arc<Job>,
+struct PendingWrite {
+    job: Arc<WriteJob>,
     /// The tree in the store after the write.
     tree: Tree,
     /// The state in the store after the write. `None` if the write leaves the state as it is.
@@ -120,7 +120,7 @@ impl Saver {
 
     /// Notes the version of the conversation and its turn in flight after a write that was made outside this module: a
     /// counted restart or the mark of a handover.
-    pub(super) fn rewritten(&mut self, version: Version, flight: Option<StoredFlight>) {
+    pub(super) fn rewritten(&mut self, version: Version, flight: Option<StoredTurnInFlight>) {
         self.version = Some(version);
         self.flight = flight.map(Box::new);
     }
@@ -155,7 +155,7 @@ impl Saver {
         let is_free = self.portions.len() > under_way;
         match self.portions.back_mut().filter(|last| is_free && last.nodes == nodes) {
             Some(last) => last.head = head,
-            None => self.portions.push_back(Portion { head, nodes, bytes }),
+            None => self.portions.push_back(UnsavedPortion { head, nodes, bytes }),
         }
     }
 
@@ -184,15 +184,15 @@ impl Saver {
     }
 }
 
-impl Core {
+impl SessionCore {
     /// Starts the next write, if there are unsaved changes and no write is in flight. If a failed write is waiting to
     /// be repeated, it is repeated now instead.
-    pub(in crate::session) fn save(&mut self, env: &Env<'_>, effects: &mut Effects) {
+    pub(in crate::session) fn save(&mut self, env: &SessionEnv<'_>, effects: &mut Effects) {
         self.begin_next(env, effects);
         self.report_written(effects);
     }
 
-    fn begin_next(&mut self, env: &Env<'_>, effects: &mut Effects) {
+    fn begin_next(&mut self, env: &SessionEnv<'_>, effects: &mut Effects) {
         self.update_behind(env, effects);
         if self.saver.loss.is_some() {
             return;
@@ -215,12 +215,12 @@ impl Core {
         }
     }
 
-    fn next_attempt(&mut self, env: &Env<'_>) -> Option<Attempt> {
+    fn next_attempt(&mut self, env: &SessionEnv<'_>) -> Option<PendingWrite> {
         // The state, if the next write has to contain it.
         let is_new = self.saver.version.is_none();
         let now = (is_new || self.saver.state_is_due).then(|| Box::new(self.state()));
         let write = |version| Write::on(version).with_id((env.write_id)());
-        let attempt = |job, tree, portions, wanted| Attempt {
+        let attempt = |job, tree, portions, wanted| PendingWrite {
             job: Arc::new(job),
             tree,
             state: now.clone(),
@@ -249,7 +249,7 @@ impl Core {
                 state.erase(&erased);
             }
             let job = (write(version), Change::Erase(*erased));
-            return Some(Attempt { state, ..attempt(job, tree, 0, wanted) });
+            return Some(PendingWrite { state, ..attempt(job, tree, 0, wanted) });
         }
         let saver = &self.saver;
         if let Some(stored) = &saver.stored {
@@ -270,7 +270,7 @@ impl Core {
                         portions == saver.portions.len() && !saver.state_is_due && saver.record.is_empty();
                     let wanted = if is_last { saver.wanted } else { saver.safe };
                     let job = (write(version), Change::Commit(commit));
-                    return Some(Attempt { state: None, ..attempt(job, tree, portions, wanted) });
+                    return Some(PendingWrite { state: None, ..attempt(job, tree, portions, wanted) });
                 }
                 commit.state.clone_from(&now);
                 let wanted = self.saver.join_record(&mut commit);
@@ -288,7 +288,7 @@ impl Core {
             if saver.state_is_due && saver.at_most < usize::MAX {
                 // The store has rejected a write with the state, so the state follows in a separate write.
                 let job = (write(version), Change::Commit(commit));
-                return Some(Attempt { state: None, ..attempt(job, tree, 0, saver.safe) });
+                return Some(PendingWrite { state: None, ..attempt(job, tree, 0, saver.safe) });
             }
             commit.state.clone_from(&now);
             let job = (write(version), Change::Commit(commit));
@@ -342,7 +342,7 @@ impl Core {
 
     /// Erases nodes from the tree, and starts to erase them from the store. The caller must ensure that all earlier
     /// changes are saved.
-    pub(in crate::session) fn erased(&mut self, erased: Erased, env: &Env<'_>, effects: &mut Effects) {
+    pub(in crate::session) fn erased(&mut self, erased: Erased, env: &SessionEnv<'_>, effects: &mut Effects) {
         if let Err(error) = self.tree.apply_erased(&erased) {
             unreachable!("the erasure was made from this tree: {error}");
         }
@@ -355,7 +355,7 @@ impl Core {
             // The write in flight changes only the state, so its tree can be replaced with the tree after the erasure.
             attempt.tree = self.tree.clone();
         }
-        effects.push(Effect::Emit(SessionEvent::Erased(Arc::new(erased.clone()))));
+        effects.push(SessionEffect::Emit(SessionEvent::Erased(Arc::new(erased.clone()))));
         if erased.title && self.title_by.is_derived() {
             self.replace_title(None, TitleBy::Derived, effects);
         }
@@ -364,7 +364,7 @@ impl Core {
     }
 
     /// Notes the turn in flight that is in the store.
-    pub(in crate::session) fn loaded_flight(&mut self, flight: Option<StoredFlight>) {
+    pub(in crate::session) fn loaded_flight(&mut self, flight: Option<StoredTurnInFlight>) {
         self.saver.flight = flight.map(Box::new);
     }
 
@@ -430,11 +430,11 @@ impl Core {
         self.saver.loss.as_ref()
     }
 
-    fn update_behind(&mut self, env: &Env<'_>, effects: &mut Effects) {
+    fn update_behind(&mut self, env: &SessionEnv<'_>, effects: &mut Effects) {
         let behind = self.saver.unsaved.saturating_add(self.record_weight()) > env.unsaved_limit;
         if behind != self.saver.was_behind {
             self.saver.was_behind = behind;
-            effects.push(Effect::Behind(behind));
+            effects.push(SessionEffect::Behind(behind));
         }
     }
 }

@@ -5,127 +5,127 @@ use std::time::Duration;
 use tokio::sync::oneshot;
 
 use super::{
-    Exit, Task,
-    replies::{Flush, HeldReply},
+    SessionExit, SessionTask,
+    replies::{FlushWaiter, ReplyAfterStore},
 };
 use crate::{
     agent::{Durable, Status},
     run::{Error, ErrorKind, RunSpec},
     session::{
         SessionEvent, SessionSnapshot, StoreReport,
-        command::{Begun, Command, CommandResult, Stop, Unsaved},
-        core::{Base, Core, Move},
+        command::{SessionCommandResult, SessionTaskCommand, StartedRun, StopSession, UnsavedChanges},
+        core::{BranchBase, PathMove, SessionCore},
         error::{of_agent, unknown_node},
     },
     store::TitleBy,
     subscription::{EndReason, EventId, SubscriptionStart},
-    telemetry::Caller,
+    telemetry::CallerSpan,
     tree::NodeId,
 };
 
-impl Task {
+impl SessionTask {
     /// Executes a command. Before most commands, the session first processes the events that the agent has emitted so
     /// far.
     ///
     /// If the agent has ended, the session also ends at once, and all commands are answered with the reason of the end.
     /// The commands are not executed first, because the agent's `terminate` may run for a while and may itself wait for
     /// a reply of the session.
-    pub(super) async fn serve(&mut self, command: Box<Command>) -> Option<Exit> {
+    pub(super) async fn serve(&mut self, command: Box<SessionTaskCommand>) -> Option<SessionExit> {
         match self.answer(command).await {
             Ok(()) => None,
-            Err(Over::Stopped(stop)) => Some((EndReason::Stopped, Some(stop))),
-            Err(Over::AgentEnded) => Some((EndReason::AgentEnded, None)),
-            Err(Over::Unwanted) => Some((EndReason::Idle, None)),
+            Err(CommandLoopEnd::Stopped(stop)) => Some((EndReason::Stopped, Some(stop))),
+            Err(CommandLoopEnd::AgentEnded) => Some((EndReason::AgentEnded, None)),
+            Err(CommandLoopEnd::Unwanted) => Some((EndReason::Idle, None)),
         }
     }
 
-    async fn answer(&mut self, command: Box<Command>) -> Result<(), Over> {
-        if self.agent.end().is_some() && !matches!(*command, Command::Stop(_)) {
-            return Err(Over::AgentEnded);
+    async fn answer(&mut self, command: Box<SessionTaskCommand>) -> Result<(), CommandLoopEnd> {
+        if self.agent.end().is_some() && !matches!(*command, SessionTaskCommand::Stop(_)) {
+            return Err(CommandLoopEnd::AgentEnded);
         }
         // Sending a reply fails if its caller no longer waits. That is not an error.
         // The futures of rare commands are boxed, because this future is as large as its largest part.
         match *command {
-            Command::Stop(stop) => return Err(Over::Stopped(stop)),
-            Command::Unsaved(reply) => {
+            SessionTaskCommand::Stop(stop) => return Err(CommandLoopEnd::Stopped(stop)),
+            SessionTaskCommand::Unsaved(reply) => {
                 self.catch_up().await?;
                 let _ = reply.send(self.unsaved());
             }
-            Command::Title(reply) => drop(reply.send(self.core.title().cloned())),
-            Command::SetTitle(title, reply) => {
+            SessionTaskCommand::Title(reply) => drop(reply.send(self.core.title().cloned())),
+            SessionTaskCommand::SetTitle(title, reply) => {
                 self.step(|core, env, effects| core.set_title(title, TitleBy::Person, env, effects));
                 let _ = reply.send(());
             }
-            Command::Labels(reply) => drop(reply.send(self.core.labels().clone())),
-            Command::SetLabels(labels, reply) => {
+            SessionTaskCommand::Labels(reply) => drop(reply.send(self.core.labels().clone())),
+            SessionTaskCommand::SetLabels(labels, reply) => {
                 self.step(|core, env, effects| core.set_labels(labels, env, effects));
                 let _ = reply.send(());
             }
-            Command::Store(reply) => {
-                self.step(Core::store);
+            SessionTaskCommand::Store(reply) => {
+                self.step(SessionCore::store);
                 let _ = reply.send(());
             }
-            Command::Spent(row, reply) => {
+            SessionTaskCommand::Spent(row, reply) => {
                 self.step(|core, env, effects| core.spent(row, env, effects));
                 let _ = reply.send(());
             }
-            Command::SuggestTitle(title, of, reply) => {
+            SessionTaskCommand::SuggestTitle(title, of, reply) => {
                 let is_untitled = self.step(|core, env, effects| core.suggest_title(title, of, env, effects));
                 let _ = reply.send(is_untitled);
             }
-            Command::Sleep(reply) => {
+            SessionTaskCommand::Sleep(reply) => {
                 let ends = self.can_sleep().await;
                 if !ends {
                     self.refuse_sleep();
                 }
                 let _ = reply.send(ends);
                 if ends {
-                    return Err(Over::Unwanted);
+                    return Err(CommandLoopEnd::Unwanted);
                 }
             }
-            Command::Tree(reply) => {
+            SessionTaskCommand::Tree(reply) => {
                 self.catch_up().await?;
                 let _ = reply.send(self.core.tree().clone());
             }
-            Command::Snapshot(reply) => {
+            SessionTaskCommand::Snapshot(reply) => {
                 let snapshot = self.snapshot().await?;
                 let _ = reply.send(snapshot);
             }
-            Command::Subscribe(after, reply) => {
+            SessionTaskCommand::Subscribe(after, reply) => {
                 if !reply.is_closed() {
                     let _ = reply.send(self.attach(after).await?);
                 }
             }
-            Command::Flush(until, reply) => {
+            SessionTaskCommand::Flush(until, reply) => {
                 self.catch_up().await?;
                 self.flushes.retain(|flush| !flush.reply.is_closed());
-                self.flushes.push(Flush {
+                self.flushes.push(FlushWaiter {
                     wanted: self.core.wanted(),
                     until,
-                    reply: HeldReply::Flushed(reply),
+                    reply: ReplyAfterStore::Flushed(reply),
                 });
-                self.step(Core::hurry);
+                self.step(SessionCore::hurry);
                 self.answer_flushes();
             }
-            Command::Outcome(id, reply) => Box::pin(self.await_outcome(id, reply)).await?,
-            Command::Begin(spec, caller, reply) => {
+            SessionTaskCommand::Outcome(id, reply) => Box::pin(self.await_outcome(id, reply)).await?,
+            SessionTaskCommand::Begin(spec, caller, reply) => {
                 let begun = Box::pin(self.begin(spec, caller)).await;
                 match settled(begun)? {
                     Ok(begun) if self.shared.setup.durable == Durable::InFlight => {
                         // The agent's record of the turn has to arrive before the reply can wait until it is stored.
                         self.catch_up().await?;
-                        let reply = HeldReply::Begun(reply, begun);
-                        self.flushes.push(Flush { wanted: self.core.wanted(), until: None, reply });
+                        let reply = ReplyAfterStore::Begun(reply, begun);
+                        self.flushes.push(FlushWaiter { wanted: self.core.wanted(), until: None, reply });
                         self.answer_flushes();
                     }
                     begun => drop(reply.send(begun)),
                 }
             }
-            Command::Erase(node, reply) => {
+            SessionTaskCommand::Erase(node, reply) => {
                 let erased = Box::pin(self.erase(node)).await;
                 let _ = reply.send(settled(erased)?);
             }
-            Command::Navigate(node, reply) => {
+            SessionTaskCommand::Navigate(node, reply) => {
                 let moved = Box::pin(self.navigate(node)).await;
                 let _ = reply.send(settled(moved)?);
             }
@@ -134,10 +134,10 @@ impl Task {
     }
 
     /// Starts a run on a new branch. If the caller waits for the response, also returns the receiver of the response.
-    async fn begin(&mut self, spec: RunSpec, caller: Caller) -> Result<Begun, Error> {
+    async fn begin(&mut self, spec: RunSpec, caller: CallerSpan) -> Result<StartedRun, Error> {
         loop {
             let at = self.catch_up_idle().await?;
-            let (Base { history, then }, opening) = self.core.begin(spec.at, spec.prompt.clone())?;
+            let (BranchBase { history, then }, opening) = self.core.begin(spec.at, spec.prompt.clone())?;
             let (asker, response) = spec.wait.then(oneshot::channel).unzip();
             let begun = self.owner.begin(at, history, opening, asker, caller.clone()).await;
             if let Some(done) = self.follow(begun, then).await {
@@ -149,7 +149,7 @@ impl Task {
     async fn navigate(&mut self, node: Option<NodeId>) -> Result<(), Error> {
         loop {
             let at = self.catch_up_idle().await?;
-            let Some(Base { history, then }) = self.core.navigate(node)? else {
+            let Some(BranchBase { history, then }) = self.core.navigate(node)? else {
                 return Ok(());
             };
             let moved = self.owner.set(at, history).await.map(|with| (with, ()));
@@ -198,7 +198,7 @@ impl Task {
     async fn follow<T>(
         &mut self,
         moved: Result<(EventId, T), Error>,
-        then: Move,
+        then: PathMove,
     ) -> Option<Result<T, Error>> {
         let (with, result) = match moved {
             Ok(moved) => moved,
@@ -233,33 +233,33 @@ impl Task {
     }
 
     /// Returns the changes that are not in the store, if there are any.
-    pub(super) fn unsaved(&self) -> Option<Unsaved> {
+    pub(super) fn unsaved(&self) -> Option<UnsavedChanges> {
         if self.is_saved() {
             return None;
         }
         let error = self.core.report().and_then(StoreReport::error).map(str::to_owned);
-        Some(Unsaved { nodes: self.core.unsaved().len(), error })
+        Some(UnsavedChanges { nodes: self.core.unsaved().len(), error })
     }
 }
 
 /// The reason why no more commands are executed.
-enum Over {
-    Stopped(Stop),
+enum CommandLoopEnd {
+    Stopped(StopSession),
     AgentEnded,
     Unwanted,
 }
 
-impl From<Error> for Over {
+impl From<Error> for CommandLoopEnd {
     /// A request from the session to its agent fails only if the agent has ended.
     fn from(_: Error) -> Self {
         Self::AgentEnded
     }
 }
 
-/// Returns `Over` if the agent has ended. Passes on all other outcomes of a command.
-fn settled<T>(moved: CommandResult<T>) -> Result<CommandResult<T>, Over> {
+/// Returns `CommandLoopEnd` if the agent has ended. Passes on all other outcomes of a command.
+fn settled<T>(moved: SessionCommandResult<T>) -> Result<SessionCommandResult<T>, CommandLoopEnd> {
     match moved {
-        Err(error) if error.kind() == ErrorKind::Ended => Err(Over::AgentEnded),
+        Err(error) if error.kind() == ErrorKind::Ended => Err(CommandLoopEnd::AgentEnded),
         other => Ok(other),
     }
 }

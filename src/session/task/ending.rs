@@ -14,13 +14,13 @@ use tokio::{
 
 use tracing::Span;
 
-use super::{Task, leaving::Leaves, writing};
+use super::{SessionTask, leaving::TurnsToLeave, writing};
 use crate::{
     actor::passed,
-    agent::{Agent, InFlight, Snapshot, Status},
+    agent::{Agent, Snapshot, Status, StopPolicy},
     session::{
-        command::{Command, Stop, Unsaved},
-        core::Core,
+        command::{SessionTaskCommand, StopSession, UnsavedChanges},
+        core::SessionCore,
     },
     store::Lease,
     subscription::{End, EndReason, EventId},
@@ -29,28 +29,30 @@ use crate::{
 /// The maximum time for aborting an agent, and the minimum time for releasing the conversation.
 const CUTTING_OFF: Duration = Duration::from_millis(100);
 
-impl Task {
+impl SessionTask {
     /// Stops the agent, saves all changes, releases the conversation, and keeps the last snapshot for readers. If the
     /// session ends because its handles were dropped, or if `stop` requests it, leaves the turn in flight to the next
     /// owner of the conversation.
     pub(super) async fn finish(
         mut self: Box<Self>,
-        mut commands: mpsc::Receiver<Box<Command>>,
+        mut commands: mpsc::Receiver<Box<SessionTaskCommand>>,
         reason: EndReason,
-        stop: Option<Stop>,
+        stop: Option<StopSession>,
     ) {
         self.shared.termination.close(reason.clone());
         let limit = stop.as_ref().map_or(self.shared.setup.end_timeout, |stop| stop.deadline);
         self.ends_by = Instant::now().checked_add(limit);
         let in_flight = match stop.as_ref().map(|stop| stop.in_flight).unwrap_or_default() {
-            InFlight::Leave => self.leave_turn(Leaves::All).await,
-            InFlight::Keep if reason == EndReason::HandlesDropped => self.leave_turn(Leaves::Paused).await,
+            StopPolicy::Leave => self.leave_turn(TurnsToLeave::All).await,
+            StopPolicy::Keep if reason == EndReason::HandlesDropped => {
+                self.leave_turn(TurnsToLeave::Paused).await
+            }
             in_flight => in_flight,
         };
         // Another owner continues the recorded turn, and repeats its calls.
         let is_continued = self.core.is_lost() && self.core.is_recorded();
-        let in_flight = if is_continued { InFlight::Leave } else { in_flight };
-        let mut waiting: Vec<Stop> = stop.into_iter().collect();
+        let in_flight = if is_continued { StopPolicy::Leave } else { in_flight };
+        let mut waiting: Vec<StopSession> = stop.into_iter().collect();
         self.wind_down(&mut commands, &mut waiting, limit, in_flight).await;
         // Abort the agent if it is still running. It ends at once, unless its callbacks block their thread. The agent
         // must have ended before the next session of this conversation starts.
@@ -71,7 +73,7 @@ impl Task {
         let _ = timeout(left.max(CUTTING_OFF), self.release()).await;
         let snapshot = Arc::new(self.last_snapshot());
         let unsaved = self.unsaved().or_else(|| self.missed());
-        if let (Some(Unsaved { nodes, error }), []) = (&unsaved, &*waiting) {
+        if let (Some(UnsavedChanges { nodes, error }), []) = (&unsaved, &*waiting) {
             tracing::error!(id = %self.shared.id, nodes, error, %reason, "a session ended with unsaved changes");
         }
         if let Some(unsaved) = &unsaved {
@@ -102,10 +104,10 @@ impl Task {
     /// has passed.
     async fn wind_down(
         &mut self,
-        commands: &mut mpsc::Receiver<Box<Command>>,
-        waiting: &mut Vec<Stop>,
+        commands: &mut mpsc::Receiver<Box<SessionTaskCommand>>,
+        waiting: &mut Vec<StopSession>,
         limit: Duration,
-        in_flight: InFlight,
+        in_flight: StopPolicy,
     ) {
         let (agent, limit): (Agent, _) = (self.agent.clone(), self.left_of(limit));
         let mut stopping = Box::pin(async move {
@@ -114,11 +116,11 @@ impl Task {
             let _ = agent.end_within(limit, in_flight).await;
         });
         // The events of an agent whose turn is left have no end, so the session waits for the agent itself.
-        let waits_for_agent = in_flight == InFlight::Leave;
+        let waits_for_agent = in_flight == StopPolicy::Leave;
         let (mut stopped, mut heard_out, mut open) = (false, false, true);
         let mut deadline = self.ends_by.map(|ends_by| Box::pin(sleep_until(ends_by)));
         // The agent may use all the remaining time. Meanwhile, the session continues to save and repeats failed writes.
-        self.step(Core::hurry);
+        self.step(SessionCore::hurry);
         while !heard_out || waits_for_agent && !stopped || !self.core.is_lost() && !self.is_saved() {
             // Commands are polled last, so that many commands do not delay the end.
             tokio::select! {
@@ -144,12 +146,12 @@ impl Task {
                     // Further calls of `stop` wait together with the first call, and the nearest of their deadlines
                     // applies. All other commands are answered with the reason of the end.
                     Some(command) => {
-                        if let Command::Stop(stop) = *command {
+                        if let SessionTaskCommand::Stop(stop) = *command {
                             let other = Instant::now().checked_add(stop.deadline);
                             if let Some(other) = other.filter(|other| self.ends_by.is_none_or(|by| *other < by)) {
                                 self.ends_by = Some(other);
                                 deadline = Some(Box::pin(sleep_until(other)));
-                                self.step(Core::hurry);
+                                self.step(SessionCore::hurry);
                             }
                             waiting.retain(|stop| !stop.reply.is_closed());
                             waiting.push(stop);
@@ -197,7 +199,7 @@ impl Task {
 
     /// Returns an error if events of the agent are missing because a busy agent was aborted or could not end. The missing
     /// events may include those of a complete turn.
-    fn missed(&self) -> Option<Unsaved> {
+    fn missed(&self) -> Option<UnsavedChanges> {
         let last = self.agent.end().and_then(|end| end.snapshot).map(|snapshot| snapshot.last.number);
         let knows_all = match last {
             _ if self.core.leaves_turn() => true,
@@ -207,7 +209,7 @@ impl Task {
         let error =
             "the deadline passed before all events of the agent arrived; the last turn may be missing"
                 .to_owned();
-        if knows_all { None } else { Some(Unsaved { nodes: 0, error: Some(error) }) }
+        if knows_all { None } else { Some(UnsavedChanges { nodes: 0, error: Some(error) }) }
     }
 
     /// Returns the session's last snapshot.

@@ -5,10 +5,10 @@ use std::{pin::Pin, sync::atomic::Ordering, time::Duration};
 
 use tokio::time::sleep;
 
-use super::{Task, watcher};
+use super::{SessionTask, watcher};
 use crate::{
     agent::Status,
-    session::{Notice, core::Core},
+    session::{SessionNotice, core::SessionCore},
 };
 
 /// The minimum time that a new session stays open, so that the code that started it can subscribe.
@@ -18,9 +18,9 @@ const TIME_TO_SUBSCRIBE: Duration = Duration::from_millis(20);
 const SHORTEST_RETRY: Duration = Duration::from_secs(1);
 
 /// The future that waits until an idle agent has processed its queued application events.
-pub(in crate::session) type Settling = Pin<Box<dyn Future<Output = ()> + Send>>;
+pub(in crate::session) type IdleSettlingFuture = Pin<Box<dyn Future<Output = ()> + Send>>;
 
-impl Task {
+impl SessionTask {
     /// Restarts the time of the idle shutdown, if there is no controller, and the agent is idle or waits for decisions
     /// about a recorded turn. Called when the session starts, when its last controller is dropped, when its agent
     /// becomes idle or pauses, and when a delayed shutdown becomes possible.
@@ -48,7 +48,7 @@ impl Task {
         }
         if !self.is_saved() {
             self.idle_when_saved = true;
-            self.step(Core::hurry);
+            self.step(SessionCore::hurry);
             return false;
         }
         let retired = matches!(self.owner.retire(Some(self.core.seen())).await, Ok(true));
@@ -99,7 +99,7 @@ impl Task {
         if std::mem::take(&mut self.has_refused_sleep)
             && let Some(watcher) = &self.shared.watcher
         {
-            watcher::notify(&**watcher, Notice::Settled);
+            watcher::notify(&**watcher, SessionNotice::Settled);
         }
     }
 }

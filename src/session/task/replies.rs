@@ -2,37 +2,37 @@
 
 use tokio::time::Instant;
 
-use super::Task;
+use super::SessionTask;
 use crate::{
     agent::Durable,
     run::{Error, KnownPrompt, PromptId, PromptState},
     session::{
         PromptOutcome,
-        command::{Begun, CommandResult, OutcomeReply, Reply},
+        command::{OutcomeReply, SessionCommandResult, SessionReplyTx, StartedRun},
         error::unknown_prompt,
     },
 };
 
 /// A call that waits until changes are in the store, or for the outcome of a prompt.
-pub(in crate::session) struct Flush {
+pub(in crate::session) struct FlushWaiter {
     /// The value of the counter of changes up to which the changes must be stored before the reply.
     pub(super) wanted: u64,
     pub(super) until: Option<Instant>,
-    pub(super) reply: HeldReply,
+    pub(super) reply: ReplyAfterStore,
 }
 
 /// The reply to a call that waits until changes are stored.
-pub(in crate::session) enum HeldReply {
+pub(in crate::session) enum ReplyAfterStore {
     /// The reply to a call of `flush`.
-    Flushed(Reply<()>),
+    Flushed(SessionReplyTx<()>),
     /// The reply to a call that has started a run. The turn in flight has to be stored before the reply is sent.
-    Begun(Reply<CommandResult<Begun>>, Begun),
+    Begun(SessionReplyTx<SessionCommandResult<StartedRun>>, StartedRun),
     /// The reply to a call that waits for the outcome of a prompt. The outcome is `None` until the prompt's run has
     /// ended.
-    Outcome { id: PromptId, outcome: Option<CommandResult<PromptOutcome>>, reply: OutcomeReply },
+    Outcome { id: PromptId, outcome: Option<SessionCommandResult<PromptOutcome>>, reply: OutcomeReply },
 }
 
-impl HeldReply {
+impl ReplyAfterStore {
     /// Returns whether nobody waits for the reply any more.
     pub(super) fn is_closed(&self) -> bool {
         match self {
@@ -52,7 +52,7 @@ impl HeldReply {
     }
 }
 
-impl Task {
+impl SessionTask {
     /// Replies to the calls whose changes are now saved.
     pub(super) fn answer_flushes(&mut self) {
         let core = &self.core;
@@ -72,8 +72,8 @@ impl Task {
             return Ok(());
         }
         // No number of changes is this great, so the reply waits until the outcome is known.
-        let reply = HeldReply::Outcome { id, outcome: None, reply };
-        self.flushes.push(Flush { wanted: u64::MAX, until: None, reply });
+        let reply = ReplyAfterStore::Outcome { id, outcome: None, reply };
+        self.flushes.push(FlushWaiter { wanted: u64::MAX, until: None, reply });
         self.find_outcomes();
         Ok(())
     }
@@ -88,7 +88,9 @@ impl Task {
         let (settled, wanted) =
             if is_stored { (self.core.outcomes_wanted(), self.core.wanted()) } else { (0, 0) };
         for flush in &mut self.flushes {
-            let HeldReply::Outcome { id, outcome: found @ None, .. } = &mut flush.reply else { continue };
+            let ReplyAfterStore::Outcome { id, outcome: found @ None, .. } = &mut flush.reply else {
+                continue;
+            };
             match self.core.known_prompt(id) {
                 Some(KnownPrompt { state: PromptState::Ended { outcome }, through, .. }) => {
                     *found = Some(Ok(PromptOutcome { outcome: outcome.clone(), through: *through }));

@@ -11,11 +11,11 @@ use std::{
 use tokio::{task::JoinHandle, time::timeout};
 use tracing::{Instrument, Span};
 
-use super::Task;
+use super::SessionTask;
 use crate::{
     session::{
-        core::{ConflictFinding, Core, Job, StoredFlight},
-        tenure::{HeldLease, Keeper, Tenure},
+        core::{ConflictFinding, SessionCore, StoredTurnInFlight, WriteJob},
+        tenure::{ConversationLease, HeldLease, LeaseKeeper},
     },
     store::{Change, ConversationId, Lease, Owner, Store, StoreError, Stored, Version},
     telemetry::SaveTraces,
@@ -23,19 +23,19 @@ use crate::{
 };
 
 /// The result of an attempt at a write.
-pub(in crate::session) type Written = Result<WriteOutcome, StoreError>;
+pub(in crate::session) type WriteAttemptResult = Result<WriteOutcome, StoreError>;
 
 /// The outcome of a write that the store has performed or rejected because of a conflict.
 pub(in crate::session) enum WriteOutcome {
     /// The write succeeded. If it created the conversation and the store supports owners, the session now owns the
     /// conversation.
-    Done(Version, Option<Tenure>),
+    Done(Version, Option<ConversationLease>),
     /// Another writer was first. The store now has this content.
     Conflict(StoreError, Box<ConflictFinding>),
 }
 
 /// An attempt at a write.
-type WriteFuture = Pin<Box<dyn Future<Output = Written> + Send>>;
+type WriteFuture = Pin<Box<dyn Future<Output = WriteAttemptResult> + Send>>;
 
 /// The attempts in flight for one write: at most the first attempt and the latest attempt. Both have the same write id,
 /// so either attempt may take effect.
@@ -54,12 +54,12 @@ impl SaveAttempts {
     }
 
     /// Waits for the outcome of the write in flight. If no write is in flight, waits forever.
-    pub(super) async fn outcome(&mut self) -> Written {
+    pub(super) async fn outcome(&mut self) -> WriteAttemptResult {
         poll_fn(|cx| self.poll(cx)).await
     }
 
     /// Returns the first success, the first permanent failure, or the last of the transient failures.
-    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Written> {
+    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<WriteAttemptResult> {
         let mut index = 0;
         while let Some(attempt) = self.futures.get_mut(index) {
             let Poll::Ready(written) = attempt.as_mut().poll(cx) else {
@@ -76,11 +76,11 @@ impl SaveAttempts {
     }
 }
 
-impl Task {
+impl SessionTask {
     /// Starts an attempt at a write in a separate task, so that the session is not affected if the store blocks, hangs
     /// or panics. An attempt that takes too long is aborted. An aborted attempt may still have taken effect. The
     /// repetition of the write shows whether it has.
-    pub(super) fn begin_write(&mut self, job: Arc<Job>) {
+    pub(super) fn begin_write(&mut self, job: Arc<WriteJob>) {
         self.retry = None;
         if matches!(job.1, Change::Create(_)) {
             // The creation of a conversation also acquires it. A second acquisition would end the lease of the first,
@@ -90,12 +90,12 @@ impl Task {
         let (store, id) = (Arc::clone(&self.store), self.shared.id.clone());
         let place = id.clone();
         let ownership = match (&self.tenure, &*job) {
-            (Some(tenure), _) => Ownership::Held(tenure.held()),
+            (Some(tenure), _) => WriteOwnership::Held(tenure.held()),
             (None, (write, Change::Create(_))) => {
                 let setup = &self.shared.setup;
-                Ownership::New(setup.creator(write.id), setup.keeper.clone())
+                WriteOwnership::New(setup.creator(write.id), setup.keeper.clone())
             }
-            (None, _) => Ownership::Free,
+            (None, _) => WriteOwnership::Free,
         };
         let attempts = &mut self.attempts;
         // Only commits contain turns, so other writes have no span.
@@ -105,7 +105,7 @@ impl Task {
         let limit = self.shared.setup.write_timeout;
         let attempt = Box::pin(async move {
             timeout(limit, write).await.unwrap_or_else(|_| {
-                Err(StoreError::failed(format!("writing conversation {place}"), TookTooLong(limit)))
+                Err(StoreError::failed(format!("writing conversation {place}"), StoreTimeoutError(limit)))
             })
         });
         attempts.add(attempt);
@@ -117,7 +117,7 @@ impl Task {
     }
 
     /// Processes the outcome of the write in flight.
-    pub(super) fn written(&mut self, mut outcome: Written) {
+    pub(super) fn written(&mut self, mut outcome: WriteAttemptResult) {
         if matches!(outcome, Ok(WriteOutcome::Done(..))) {
             self.attempts.traces.saved();
         }
@@ -150,7 +150,7 @@ impl Task {
     /// Repeats a write that failed or has no result.
     pub(super) fn retry(&mut self) {
         self.retry = None;
-        self.step(Core::retry);
+        self.step(SessionCore::retry);
     }
 }
 
@@ -177,19 +177,24 @@ impl<T> Drop for AbortOnDrop<T> {
 }
 
 /// The ownership under which a write is made.
-enum Ownership {
+enum WriteOwnership {
     /// The session owns the conversation.
     Held(Arc<HeldLease>),
     /// The conversation does not exist yet. This owner will own the conversation after it is created. If a manager's
     /// keeper is given, that keeper renews the lease.
-    New(Owner, Option<Arc<Keeper>>),
+    New(Owner, Option<Arc<LeaseKeeper>>),
     /// The session holds no lease, because the store has no owners.
     Free,
 }
 
 /// Performs an attempt at a write. If another writer was first, loads the conversation as that writer left it.
 // The futures of rare operations are boxed, here and in `write`, because the future of each write is moved into a task.
-async fn perform(store: Arc<dyn Store>, id: ConversationId, job: Arc<Job>, ownership: Ownership) -> Written {
+async fn perform(
+    store: Arc<dyn Store>,
+    id: ConversationId,
+    job: Arc<WriteJob>,
+    ownership: WriteOwnership,
+) -> WriteAttemptResult {
     match write(&store, &id, &job, ownership).await {
         Err(error @ StoreError::Conflict { .. }) => match Box::pin(find(&*store, &id)).await {
             Ok(found) => Ok(WriteOutcome::Conflict(error, Box::new(found))),
@@ -204,7 +209,7 @@ async fn perform(store: Arc<dyn Store>, id: ConversationId, job: Arc<Job>, owner
 
 async fn find(store: &dyn Store, id: &ConversationId) -> Result<ConflictFinding, StoreError> {
     let Stored { version, state, nodes, head, cursors, next, turn, .. } = store.load(id).await?;
-    let flight = StoredFlight::of_stored(turn.as_deref(), head);
+    let flight = StoredTurnInFlight::of_stored(turn.as_deref(), head);
     let tree = Tree::restored(nodes, head, cursors, next)
         .map_err(|error| StoreError::damaged(format!("conversation {id}"), error.to_string()))?;
     Ok(ConflictFinding { version, tree, state, flight })
@@ -213,17 +218,17 @@ async fn find(store: &dyn Store, id: &ConversationId) -> Result<ConflictFinding,
 async fn write(
     store: &Arc<dyn Store>,
     id: &ConversationId,
-    job: &Job,
-    ownership: Ownership,
-) -> Result<(Version, Option<Tenure>), StoreError> {
+    job: &WriteJob,
+    ownership: WriteOwnership,
+) -> Result<(Version, Option<ConversationLease>), StoreError> {
     let version = match (job, ownership) {
-        ((write, change @ Change::Create(_)), Ownership::New(owner, keeper)) => {
+        ((write, change @ Change::Create(_)), WriteOwnership::New(owner, keeper)) => {
             let version = store.write(id, write, change).await?;
-            let tenure = Box::pin(Tenure::begin(store, keeper.as_ref(), id, &owner)).await?;
+            let tenure = Box::pin(ConversationLease::begin(store, keeper.as_ref(), id, &owner)).await?;
             return Ok((version, tenure));
         }
-        (job, Ownership::New(..) | Ownership::Free) => attempt(&**store, id, job, None).await?,
-        (job, Ownership::Held(held)) => {
+        (job, WriteOwnership::New(..) | WriteOwnership::Free) => attempt(&**store, id, job, None).await?,
+        (job, WriteOwnership::Held(held)) => {
             let lease = held.lease()?;
             match attempt(&**store, id, job, Some(&lease)).await {
                 Err(StoreError::LeaseLost { .. }) => {
@@ -232,7 +237,7 @@ async fn write(
                         // The lease was renewed a moment ago, so nobody else had acquired the conversation until then.
                         // This error causes another attempt, which shows whether somebody has acquired it since.
                         StoreError::LeaseLost { id } => {
-                            StoreError::failed(format!("writing conversation {id}"), RanOutAgain)
+                            StoreError::failed(format!("writing conversation {id}"), LeaseExpiredAgainError)
                         }
                         error => error,
                     })?
@@ -247,7 +252,7 @@ async fn write(
 async fn attempt(
     store: &dyn Store,
     id: &ConversationId,
-    job: &Job,
+    job: &WriteJob,
     lease: Option<&Lease>,
 ) -> Result<Version, StoreError> {
     let (write, change) = job;
@@ -256,8 +261,8 @@ async fn attempt(
 
 #[derive(Debug, thiserror::Error)]
 #[error("the store did not respond within {0:?}")]
-struct TookTooLong(Duration);
+struct StoreTimeoutError(Duration);
 
 #[derive(Debug, thiserror::Error)]
 #[error("the conversation's lease expired again right after it was renewed")]
-struct RanOutAgain;
+struct LeaseExpiredAgainError;

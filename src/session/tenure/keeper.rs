@@ -46,28 +46,28 @@ const AGAIN: Duration = Duration::from_secs(1);
 static RUNTIME: Mutex<Option<Handle>> = Mutex::new(None);
 
 /// Renews the leases of one store. Its task ends after the keeper is dropped.
-pub(in crate::session) struct Keeper {
+pub(in crate::session) struct LeaseKeeper {
     store: Arc<dyn Store>,
     /// The channel for orders to the task. The task is started for the first lease. The channel is unbounded, because a
     /// session must be able to send an order while it is dropped. A session sends only a few orders in its life.
-    orders: OnceLock<mpsc::UnboundedSender<Order>>,
+    orders: OnceLock<mpsc::UnboundedSender<LeaseKeeperCommand>>,
     /// Has a receiver for each lease that is being acquired, or is not released yet.
     leases: watch::Sender<()>,
 }
 
-type Reply = oneshot::Sender<Result<Lease, StoreError>>;
+type LeaseReplyTx = oneshot::Sender<Result<Lease, StoreError>>;
 
-pub(super) enum Order {
+pub(super) enum LeaseKeeperCommand {
     /// Renew this lease from now on.
     Keep(Arc<HeldLease>),
     /// The store has rejected the lease with this epoch. Find out why, and reply.
-    Check(Arc<HeldLease>, Epoch, Reply),
+    Check(Arc<HeldLease>, Epoch, LeaseReplyTx),
     /// Release this lease and record the last event of the session's feed, then drop the sender. The caller waits for
     /// that.
     Release(Arc<HeldLease>, Option<EventId>, Option<oneshot::Sender<()>>),
 }
 
-impl Keeper {
+impl LeaseKeeper {
     pub(in crate::session) fn new(store: Arc<dyn Store>) -> Self {
         Self { store, orders: OnceLock::new(), leases: watch::Sender::new(()) }
     }
@@ -82,7 +82,7 @@ impl Keeper {
             let runtime = runtime()?;
             self.orders.get_or_init(|| {
                 let (orders, received) = mpsc::unbounded_channel();
-                runtime.spawn(LeaseWatch::new(Arc::clone(&self.store)).run(received));
+                runtime.spawn(LeaseKeeperTask::new(Arc::clone(&self.store)).run(received));
                 orders
             });
         }
@@ -103,7 +103,7 @@ impl Keeper {
         self.leases.closed().await;
     }
 
-    pub(super) fn send(&self, order: Order) {
+    pub(super) fn send(&self, order: LeaseKeeperCommand) {
         if let Some(orders) = self.orders.get() {
             // Sending cannot fail, because the task ends only after the last sender is dropped.
             let _ = orders.send(order);
@@ -111,7 +111,7 @@ impl Keeper {
     }
 }
 
-crate::debug::impl_debug!(Keeper { .. });
+crate::debug::impl_debug!(LeaseKeeper { .. });
 
 /// Returns the runtime of all keepers. The first call starts its thread.
 fn runtime() -> Result<Handle, StoreError> {
@@ -132,21 +132,21 @@ fn runtime() -> Result<Handle, StoreError> {
 type LeaseKey = (ConversationId, Epoch);
 
 /// The task of a keeper. It accepts orders while its calls to the store are in progress.
-struct LeaseWatch {
+struct LeaseKeeperTask {
     store: Arc<dyn Store>,
     /// The leases that are renewed regularly.
     held: HashMap<LeaseKey, Arc<HeldLease>>,
     /// The rejected leases that are being renewed. Each has a list of senders for the callers that wait for the
     /// outcome.
-    lapsed: HashMap<LeaseKey, Vec<Reply>>,
-    work: FuturesUnordered<BoxFuture<'static, Done>>,
+    lapsed: HashMap<LeaseKey, Vec<LeaseReplyTx>>,
+    work: FuturesUnordered<BoxFuture<'static, LeaseCallOutcome>>,
     is_renewing: bool,
     /// The time of the next renewal.
     due: Option<Instant>,
 }
 
 /// The outcome of a call to the store.
-enum Done {
+enum LeaseCallOutcome {
     /// The listed leases are lost, and the other leases were renewed. If there is an error, the outcome for the other
     /// leases is unknown.
     Renewed(Vec<LeaseKey>, Result<(), StoreError>),
@@ -155,7 +155,7 @@ enum Done {
     Released,
 }
 
-impl LeaseWatch {
+impl LeaseKeeperTask {
     fn new(store: Arc<dyn Store>) -> Self {
         Self {
             store,
@@ -167,7 +167,7 @@ impl LeaseWatch {
         }
     }
 
-    async fn run(mut self, mut orders: mpsc::UnboundedReceiver<Order>) {
+    async fn run(mut self, mut orders: mpsc::UnboundedReceiver<LeaseKeeperCommand>) {
         let mut open = true;
         while open || !self.work.is_empty() {
             let due = self.due.filter(|_| !self.is_renewing && !self.held.is_empty());
@@ -188,10 +188,10 @@ impl LeaseWatch {
         third(leases.min().unwrap_or(AGAIN))
     }
 
-    fn obey(&mut self, order: Order) {
+    fn obey(&mut self, order: LeaseKeeperCommand) {
         match order {
-            Order::Keep(held) => self.keep(held),
-            Order::Check(held, refused, reply) => {
+            LeaseKeeperCommand::Keep(held) => self.keep(held),
+            LeaseKeeperCommand::Check(held, refused, reply) => {
                 let key = (held.id.clone(), refused);
                 if let Some(waiting) = self.lapsed.get_mut(&key) {
                     waiting.push(reply);
@@ -206,7 +206,7 @@ impl LeaseWatch {
                     });
                 }
             }
-            Order::Release(held, mark, reply) => self.release(&held, mark, reply),
+            LeaseKeeperCommand::Release(held, mark, reply) => self.release(&held, mark, reply),
         }
     }
 
@@ -232,7 +232,7 @@ impl LeaseWatch {
         self.work.push(Box::pin(async move {
             release_lease(&*store, &held.id, &lease, mark).await;
             drop((reply, held));
-            Done::Released
+            LeaseCallOutcome::Released
         }));
     }
 
@@ -263,13 +263,13 @@ impl LeaseWatch {
                     Err(error) => failed = failed.and(Err(error)),
                 }
             }
-            Done::Renewed(lost, failed)
+            LeaseCallOutcome::Renewed(lost, failed)
         }));
     }
 
     /// Starts to find out whether a rejected lease has expired or whether another owner has acquired the conversation.
     /// To find out, the lease is renewed. A renewal does not harm another owner, and it can be repeated.
-    fn revive(&mut self, held: Arc<HeldLease>, refused: Epoch, waiting: Vec<Reply>) {
+    fn revive(&mut self, held: Arc<HeldLease>, refused: Epoch, waiting: Vec<LeaseReplyTx>) {
         self.lapsed.insert((held.id.clone(), refused), waiting);
         let store = Arc::clone(&self.store);
         self.work.push(Box::pin(async move {
@@ -281,13 +281,13 @@ impl LeaseWatch {
                 if is_lost { Err(lost(&*store, id).await) } else { Ok(lease) }
             };
             let revived = revive.await;
-            Done::Revived(held, refused, revived)
+            LeaseCallOutcome::Revived(held, refused, revived)
         }));
     }
 
-    fn done(&mut self, done: Done) {
+    fn done(&mut self, done: LeaseCallOutcome) {
         match done {
-            Done::Renewed(lost, outcome) => {
+            LeaseCallOutcome::Renewed(lost, outcome) => {
                 self.is_renewing = false;
                 for (id, epoch) in lost {
                     if let Some(held) = self.held.remove(&(id, epoch)) {
@@ -300,8 +300,8 @@ impl LeaseWatch {
                     self.due = Some(Instant::now() + self.pace().min(AGAIN));
                 }
             }
-            Done::Revived(held, refused, revived) => self.revived(held, refused, revived),
-            Done::Released => {}
+            LeaseCallOutcome::Revived(held, refused, revived) => self.revived(held, refused, revived),
+            LeaseCallOutcome::Released => {}
         }
     }
 

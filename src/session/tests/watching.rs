@@ -11,7 +11,7 @@ use std::{
 use crate::{
     agent::Status,
     run::{Error, ErrorKind, Prompt},
-    session::{Mode, Notice, Session, Watcher},
+    session::{Mode, Session, SessionNotice, SessionWatcher},
     subscription::EndReason,
     testing::{Gate, Step},
     tree::NodeId,
@@ -39,14 +39,14 @@ impl Notes {
     }
 }
 
-impl Watcher for Notes {
-    fn notice(&self, notice: Notice<'_>) {
+impl SessionWatcher for Notes {
+    fn notice(&self, notice: SessionNotice<'_>) {
         let note = match notice {
-            Notice::Status(status) => format!("{status:?}").to_lowercase(),
-            Notice::Title(title) => format!("title {:?}", title.map(|title| &**title)),
-            Notice::Finished(response) => format!("finished {}", response.text()),
-            Notice::Left => "left".into(),
-            Notice::Ended(reason) => format!("ended: {reason}"),
+            SessionNotice::Status(status) => format!("{status:?}").to_lowercase(),
+            SessionNotice::Title(title) => format!("title {:?}", title.map(|title| &**title)),
+            SessionNotice::Finished(response) => format!("finished {}", response.text()),
+            SessionNotice::Left => "left".into(),
+            SessionNotice::Ended(reason) => format!("ended: {reason}"),
             other => format!("{other:?}"),
         };
         self.0.lock().unwrap().push(note);
@@ -168,8 +168,8 @@ async fn session_that_never_started_reports_no_end() {
 #[tokio::test(start_paused = true)]
 async fn watcher_panics_session_continues() {
     struct Clumsy(Arc<AtomicUsize>);
-    impl Watcher for Clumsy {
-        fn notice(&self, _: Notice<'_>) {
+    impl SessionWatcher for Clumsy {
+        fn notice(&self, _: SessionNotice<'_>) {
             self.0.fetch_add(1, Ordering::SeqCst);
             panic!("the watcher broke");
         }

@@ -17,7 +17,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     Durability, list,
-    log::{self, Birth, Lines, Log, append},
+    log::{self, ConversationBirth, ConversationLog, LogLineReader, append},
     place::{failed, lock_file, require_file, sync_folder},
     record::{FORMAT, LogChange, encode, parse},
 };
@@ -25,8 +25,8 @@ use crate::{
     message::{Timestamp, UsageRow, UsageSum},
     store::{
         Filter, Labels, StoreError, Summary,
-        attachments::SplitFiles,
-        ledger::{Sums, by_hour, kept_labels},
+        attachments::AttachmentFiles,
+        ledger::{UsageSumsByModel, by_hour, kept_labels},
     },
 };
 
@@ -39,35 +39,35 @@ pub(super) fn path(folder: &Path) -> PathBuf {
 }
 
 /// The usage ledger of a conversation.
-pub(super) struct Ledger {
-    birth: Birth,
+pub(super) struct UsageLedgerFile {
+    birth: ConversationBirth,
     labels: Labels,
     /// The rows, oldest first.
     pub(super) rows: Vec<UsageRow>,
 }
 
 /// Reads the usage ledger. Returns `None` if the creation of the log was interrupted.
-pub(super) fn ledger(log: &Log<'_>) -> Result<Option<Ledger>, StoreError> {
+pub(super) fn ledger(log: &ConversationLog<'_>) -> Result<Option<UsageLedgerFile>, StoreError> {
     let mut rows = Vec::new();
-    let replay = log.replay(&SplitFiles::ignored(), |change| {
+    let replay = log.replay(&AttachmentFiles::ignored(), |change| {
         if let LogChange::Commit(commit) = change {
             rows.extend(commit.usage_rows());
         }
     })?;
-    Ok(replay.map(|replay| Ledger { birth: replay.birth, labels: replay.stored.state.labels, rows }))
+    Ok(replay.map(|replay| UsageLedgerFile { birth: replay.birth, labels: replay.stored.state.labels, rows }))
 }
 
 /// A line of the file: a conversation that was deleted, or is about to be deleted.
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Deleted {
+struct DeletedConversationLine {
     format_version: u64,
-    birth: Birth,
+    birth: ConversationBirth,
     labels: Labels,
     used: Vec<HourlyUsage>,
 }
 
-impl Deleted {
+impl DeletedConversationLine {
     fn parse(record: &[u8]) -> Result<Self, String> {
         let deleted: Self = parse(record)?;
         let is_known = deleted.format_version == FORMAT;
@@ -92,7 +92,7 @@ fn scan(
     mut take: impl FnMut(&[u8]) -> Result<(), String>,
 ) -> Result<(u64, bool), StoreError> {
     let len = file.metadata().map_err(|error| failed("reading", path, error))?.len();
-    let mut lines = Lines::of(path, file, len)?;
+    let mut lines = LogLineReader::of(path, file, len)?;
     while let Some(record) = lines.next()? {
         take(record).map_err(|problem| lines.damaged(problem))?;
     }
@@ -101,12 +101,16 @@ fn scan(
 
 /// Adds the usage of a conversation that is about to be deleted to the file. A damaged file is renamed and begun again.
 /// Returns `false` if another process or handle has locked the file.
-pub(super) fn keep(folder: &Path, ledger: &Ledger, durability: Durability) -> Result<bool, StoreError> {
+pub(super) fn keep(
+    folder: &Path,
+    ledger: &UsageLedgerFile,
+    durability: Durability,
+) -> Result<bool, StoreError> {
     let path = path(folder);
     let Some(file) = lock_file(&path)? else { return Ok(false) };
     let mut is_first = true;
     let scanned = scan(&path, &file, |record| {
-        if std::mem::take(&mut is_first) { Deleted::parse(record).map(drop) } else { Ok(()) }
+        if std::mem::take(&mut is_first) { DeletedConversationLine::parse(record).map(drop) } else { Ok(()) }
     });
     let (end, torn) = match scanned {
         Err(error @ StoreError::Damaged { .. }) => {
@@ -119,7 +123,7 @@ pub(super) fn keep(folder: &Path, ledger: &Ledger, durability: Durability) -> Re
     let mut used: Vec<_> = hours.map(|((hour, _), sum)| HourlyUsage { hour, sum }).collect();
     used.sort_by(|a, b| (a.hour, &a.sum.model).cmp(&(b.hour, &b.sum.model)));
     let labels = kept_labels(&ledger.labels);
-    let line = encode(&Deleted { format_version: FORMAT, birth: ledger.birth, labels, used });
+    let line = encode(&DeletedConversationLine { format_version: FORMAT, birth: ledger.birth, labels, used });
     append(&path, &file, end, torn, &line, durability)?;
     if end == 0 {
         // The name of the file must be durable before the log is removed.
@@ -164,7 +168,7 @@ pub(super) fn used(
             ledger => ledger?,
         };
         Ok(ledger.map(|ledger| {
-            let mut sums = Sums::default();
+            let mut sums = UsageSumsByModel::default();
             let is_wanted = filter.matches(&ledger.labels);
             for row in ledger.rows.iter().filter(|row| is_wanted && period.contains(&row.at)) {
                 sums.add(row.model.as_deref(), 1, row.usage);
@@ -180,7 +184,7 @@ pub(super) fn used(
         deleted => deleted,
     }?;
     let there: HashSet<_> = counted.iter().map(|(birth, _)| *birth).collect();
-    let mut sums = Sums::default();
+    let mut sums = UsageSumsByModel::default();
     for deleted in deleted.into_values().filter(|deleted| !there.contains(&deleted.birth)) {
         if filter.matches(&deleted.labels) {
             for HourlyUsage { sum, .. } in deleted.used.iter().filter(|used| period.contains(&used.hour)) {
@@ -195,12 +199,12 @@ pub(super) fn used(
 }
 
 /// Reads the file.
-fn deleted(path: &Path) -> Result<HashMap<Birth, Deleted>, StoreError> {
+fn deleted(path: &Path) -> Result<HashMap<ConversationBirth, DeletedConversationLine>, StoreError> {
     require_file("reading", path)?;
     let mut found = HashMap::new();
     match File::open(path) {
         Ok(file) => scan(path, &file, |record| {
-            let deleted = Deleted::parse(record)?;
+            let deleted = DeletedConversationLine::parse(record)?;
             // If a process has died before it removed the log, the deletion is repeated. The last line counts, because
             // the conversation may have grown since then.
             found.insert(deleted.birth, deleted);

@@ -18,16 +18,17 @@ use super::{
     Durability,
     place::{LogPath, check_folder, failed, is_file, private, require_file, try_lock},
     record::{
-        FORMAT, LineParts, LogChange, LogEntry, RecordEnd, Stamp, file_names, has_all_names, other_format,
+        ConversationListEntry, FORMAT, LogChange, LogRecordEnd, LogRecordParts, LogRecordStamp, file_names,
+        has_all_names, other_format,
     },
 };
-use crate::store::{StoreError, Stored, TurnChange, Version, WriteId, attachments::SplitFiles};
+use crate::store::{StoreError, Stored, TurnChange, Version, WriteId, attachments::AttachmentFiles};
 
 /// The write that created a conversation, and the version after this write. Identifies the conversation.
-pub(super) type Birth = (Version, WriteId);
+pub(super) type ConversationBirth = (Version, WriteId);
 
 /// An open log.
-pub(super) struct Log<'a> {
+pub(super) struct ConversationLog<'a> {
     pub(super) place: &'a LogPath<'a>,
     pub(super) file: File,
     /// The length when the log was opened. Bytes that are appended later are ignored, so that a line that is incomplete
@@ -36,9 +37,9 @@ pub(super) struct Log<'a> {
 }
 
 /// The result of an attempt to lock a log.
-pub(super) enum Lock<'a> {
+pub(super) enum LogLock<'a> {
     /// The log, which is locked until the value is dropped.
-    Held(Log<'a>),
+    Held(ConversationLog<'a>),
     /// Another process or handle holds the lock, or has just replaced the log.
     Taken,
     /// The log does not exist.
@@ -51,7 +52,7 @@ pub(super) struct LogTail {
     pub(super) end: u64,
     /// Whether the last complete line is followed by an incomplete line of an interrupted write.
     pub(super) torn: bool,
-    pub(super) last: RecordEnd,
+    pub(super) last: LogRecordEnd,
 }
 
 /// The number of bytes to read first from the beginning or the end of a log. Most lines are shorter.
@@ -60,9 +61,10 @@ const FIRST_READ: u64 = 4096;
 /// Reads a log without a lock. Returns `None` if the conversation does not exist.
 pub(super) fn read<T>(
     place: &LogPath<'_>,
-    read: impl Fn(&Log<'_>) -> Result<Option<T>, StoreError>,
+    read: impl Fn(&ConversationLog<'_>) -> Result<Option<T>, StoreError>,
 ) -> Result<Option<T>, StoreError> {
-    let read = || Log::open(place, OpenOptions::new().read(true))?.map_or(Ok(None), |log| read(&log));
+    let read =
+        || ConversationLog::open(place, OpenOptions::new().read(true))?.map_or(Ok(None), |log| read(&log));
     match read() {
         // The reader may have seen an incomplete line that a writer was replacing, so it reads the log again.
         Err(StoreError::Damaged { .. }) => read(),
@@ -70,7 +72,7 @@ pub(super) fn read<T>(
     }
 }
 
-impl<'a> Log<'a> {
+impl<'a> ConversationLog<'a> {
     fn open(place: &'a LogPath<'a>, options: &OpenOptions) -> Result<Option<Self>, StoreError> {
         // If the path leads to anything other than a file, it is not a conversation.
         if is_file(&place.log)? == Some(false) {
@@ -88,19 +90,19 @@ impl<'a> Log<'a> {
     }
 
     /// Opens and locks the log without waiting. If the log does not exist and `create` is set, creates an empty log.
-    pub(super) fn lock(place: &'a LogPath<'a>, create: bool) -> Result<Lock<'a>, StoreError> {
+    pub(super) fn lock(place: &'a LogPath<'a>, create: bool) -> Result<LogLock<'a>, StoreError> {
         if create {
             require_file("creating", &place.log)?;
         }
         let mut options = OpenOptions::new();
         private(options.read(true).write(true).create(create));
-        let Some(mut log) = Self::open(place, &options)? else { return Ok(Lock::Missing) };
+        let Some(mut log) = Self::open(place, &options)? else { return Ok(LogLock::Missing) };
         if !try_lock(&place.log, &log.file)? {
-            return Ok(Lock::Taken);
+            return Ok(LogLock::Taken);
         }
         // Another process may have written to the log before it was locked.
         log.len = log.current_len()?;
-        Ok(Lock::Held(log))
+        Ok(LogLock::Held(log))
     }
 
     pub(super) fn current_len(&self) -> Result<u64, StoreError> {
@@ -108,7 +110,7 @@ impl<'a> Log<'a> {
     }
 
     /// Returns the problem if the log belongs to another conversation.
-    fn check(&self, entry: &LogEntry) -> Result<Option<String>, StoreError> {
+    fn check(&self, entry: &ConversationListEntry) -> Result<Option<String>, StoreError> {
         let (id, other) = (self.place.id, &entry.id);
         if other == id {
             return Ok(None);
@@ -130,7 +132,7 @@ impl<'a> Log<'a> {
             let read = last_line(&self.file, end);
             let (from, last) = read.map_err(|error| self.place.failed("reading", error))?;
             let problem = match record(&last, from) {
-                Ok(record) => match RecordEnd::parse(record) {
+                Ok(record) => match LogRecordEnd::parse(record) {
                     Ok(found) => match self.check(&found.entry)? {
                         None => {
                             return Ok(Some(LogTail { end: from + last.len() as u64, torn, last: found }));
@@ -155,10 +157,13 @@ impl<'a> Log<'a> {
     }
 
     /// Returns the first stamp that is wanted.
-    pub(super) fn find(&self, is_wanted: impl Fn(&Stamp) -> bool) -> Result<Option<Stamp>, StoreError> {
+    pub(super) fn find(
+        &self,
+        is_wanted: impl Fn(&LogRecordStamp) -> bool,
+    ) -> Result<Option<LogRecordStamp>, StoreError> {
         let mut lines = self.lines()?;
         while let Some(record) = lines.next()? {
-            let stamp = LineParts::of(record).and_then(|parts| parts.stamp());
+            let stamp = LogRecordParts::of(record).and_then(|parts| parts.stamp());
             let stamp = stamp.map_err(|problem| lines.damaged(problem))?;
             if is_wanted(&stamp) {
                 return Ok(Some(stamp));
@@ -185,15 +190,15 @@ impl<'a> Log<'a> {
         Ok(names)
     }
 
-    pub(super) fn lines(&self) -> Result<Lines<'_>, StoreError> {
-        Lines::of(&self.place.log, &self.file, self.len)
+    pub(super) fn lines(&self) -> Result<LogLineReader<'_>, StoreError> {
+        LogLineReader::of(&self.place.log, &self.file, self.len)
     }
 
     /// Reads the whole log, and adds its files to `files`. Returns `None` if its creation was interrupted. Calls `visit`
     /// with each change.
     pub(super) fn replay(
         &self,
-        files: &Rc<SplitFiles>,
+        files: &Rc<AttachmentFiles>,
         mut visit: impl FnMut(&LogChange),
     ) -> Result<Option<LogReplay>, StoreError> {
         let mut lines = self.lines()?;
@@ -202,10 +207,11 @@ impl<'a> Log<'a> {
         let mut last = Vec::new();
         while let Some(record) = lines.next()? {
             let len = record.len() as u64;
-            let parsed = LineParts::of(record).and_then(|parts| {
+            let parsed = LogRecordParts::of(record).and_then(|parts| {
                 last.clear();
                 last.extend_from_slice(parts.entry);
-                let first = replay.is_none().then(|| LogEntry::parse(parts.entry)).transpose()?;
+                let first =
+                    replay.is_none().then(|| ConversationListEntry::parse(parts.entry)).transpose()?;
                 Ok((first, parts.change(files), parts.stamp()))
             });
             let (first, change, stamp) = parsed.map_err(|problem| lines.damaged(problem))?;
@@ -229,7 +235,7 @@ impl<'a> Log<'a> {
             taken.map_err(|problem| lines.damaged(problem))?;
         }
         let Some(mut replay) = replay else { return Ok(None) };
-        let last = LogEntry::parse(&last).map_err(|problem| lines.damaged(problem))?;
+        let last = ConversationListEntry::parse(&last).map_err(|problem| lines.damaged(problem))?;
         if let Some(problem) = self.check(&last)? {
             return Err(lines.damaged(problem));
         }
@@ -241,7 +247,7 @@ impl<'a> Log<'a> {
 /// The conversation in a log, and data about the log.
 pub(super) struct LogReplay {
     pub(super) stored: Stored,
-    pub(super) birth: Birth,
+    pub(super) birth: ConversationBirth,
     /// The last write.
     last: WriteId,
     /// The offset at which the last complete line ends.
@@ -249,11 +255,11 @@ pub(super) struct LogReplay {
     /// The number of bytes of records of turns.
     pub(super) void: u64,
     /// The files in the log.
-    pub(super) files: Rc<SplitFiles>,
+    pub(super) files: Rc<AttachmentFiles>,
 }
 
 impl LogReplay {
-    fn take(&mut self, change: LogChange, stamp: Stamp, len: u64) -> Result<(), String> {
+    fn take(&mut self, change: LogChange, stamp: LogRecordStamp, len: u64) -> Result<(), String> {
         let (before, version) = (self.stored.version, stamp.version);
         let follows = match change {
             LogChange::Mark(_) => version == before && stamp.write == self.last,
@@ -288,7 +294,7 @@ impl LogReplay {
 const CHUNK: usize = 128 * 1024;
 
 /// The complete lines of a file.
-pub(super) struct Lines<'a> {
+pub(super) struct LogLineReader<'a> {
     path: &'a Path,
     file: &'a File,
     reader: BufReader<Take<&'a File>>,
@@ -301,7 +307,7 @@ pub(super) struct Lines<'a> {
     number: usize,
 }
 
-impl<'a> Lines<'a> {
+impl<'a> LogLineReader<'a> {
     /// Returns the lines of a file up to this length.
     pub(super) fn of(path: &'a Path, mut file: &'a File, len: u64) -> Result<Self, StoreError> {
         file.seek(SeekFrom::Start(0)).map_err(|error| failed("reading", path, error))?;
@@ -543,7 +549,7 @@ mod tests {
     use super::*;
     use crate::store::{
         ConversationId, StateChange,
-        file_system::record::{RecordEnd, encode_record},
+        file_system::record::{LogRecordEnd, encode_record},
     };
 
     /// A line that is completed while the log is read counts as incomplete, because reading stops at the length that
@@ -556,17 +562,18 @@ mod tests {
         let place = LogPath::new(&folder, &id);
         let (create, title) =
             (LogChange::Create(Box::default()), LogChange::State(StateChange::title("A talk")));
-        let end = RecordEnd::first(id.clone(), WriteId::generate(), &create);
+        let end = LogRecordEnd::first(id.clone(), WriteId::generate(), &create);
         let first = encode_record(&create, &end).expect("a line");
         let later = encode_record(&title, &end.next(WriteId::generate(), &title)).expect("a line");
         let (begun, rest) = later.split_at(later.len() / 2);
         fs::write(&place.log, [&first, begun].concat()).expect("a log");
 
-        let open = || Log::open(&place, OpenOptions::new().read(true)).expect("a file").expect("a log");
+        let open =
+            || ConversationLog::open(&place, OpenOptions::new().read(true)).expect("a file").expect("a log");
         let log = open();
         let mut writer = OpenOptions::new().append(true).open(&place.log).expect("the log");
         writer.write_all(rest).expect("space on the disk");
-        let titles = |log: &Log<'_>| {
+        let titles = |log: &ConversationLog<'_>| {
             let replay = log.replay(&Rc::default(), |_| {}).expect("a valid log").expect("a conversation");
             let listed = log.tail().expect("a valid log").expect("a conversation").last.into_summary();
             (replay.stored.state.title, listed.title)

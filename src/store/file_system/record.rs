@@ -10,7 +10,7 @@
 //!
 //! Lists and writes parse only the stamp and the entry, which begin at the last `,"version":` of the record. No content
 //! can imitate this text. The change, which contains messages and inputs of tools, stands before it. Everything behind
-//! it is a number, a string or a member whose name is fixed in [`Stamp`] and [`Entry`], and none of these members but
+//! it is a number, a string or a member whose name is fixed in [`LogRecordStamp`] and [`ConversationListEntry`], and none of these members but
 //! the first is named `version`. In a string, JSON escapes each quote, so a title can't contain `,"`. The names of
 //! labels, which applications choose, are strings in an array and not names of members, so no colon follows them.
 
@@ -27,7 +27,7 @@ use crate::{
     store::{
         Change, Commit, ConversationId, Labels, StateChange, StoreError, StoredState, Summary, TurnChange,
         Version, WriteId,
-        attachments::{SplitFiles, UsedFiles},
+        attachments::{AttachmentFiles, UsedFiles},
         json,
     },
     subscription::EventId,
@@ -53,7 +53,7 @@ pub(super) enum LogChange {
     Create(Box<StoredState>),
     Commit(Commit),
     State(StateChange),
-    Erase(Box<Erasure>),
+    Erase(Box<LoggedErasure>),
     /// The last event of a session's feed. Not a write: the line has the version and the id of the line before it.
     Mark(EventId),
 }
@@ -65,7 +65,7 @@ impl From<Change> for LogChange {
             Change::Commit(commit) => Self::Commit(commit),
             Change::State(change) => Self::State(change),
             Change::Erase(erased) => {
-                let erasure = Erasure { erased, state: StoredState::default(), last_run: None };
+                let erasure = LoggedErasure { erased, state: StoredState::default(), last_run: None };
                 Self::Erase(Box::new(erasure))
             }
         }
@@ -75,7 +75,7 @@ impl From<Change> for LogChange {
 /// The removal of nodes. The lines before it no longer contain these nodes, nor any state, turn in flight or end of a
 /// run.
 #[derive(Debug, Serialize, Deserialize)]
-pub(super) struct Erasure {
+pub(super) struct LoggedErasure {
     #[serde(flatten)]
     pub(super) erased: Erased,
     /// The state after the erasure.
@@ -88,7 +88,7 @@ pub(super) struct Erasure {
 /// The members of a record between the change and the entry.
 #[derive(Clone, Copy, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct Stamp {
+pub(super) struct LogRecordStamp {
     /// The version of the conversation after the write.
     pub(super) version: Version,
     pub(super) write: WriteId,
@@ -98,7 +98,7 @@ pub(super) struct Stamp {
 /// The facts for a list, after the write.
 #[derive(Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct LogEntry {
+pub(super) struct ConversationListEntry {
     format: u64,
     pub(super) id: ConversationId,
     pub(super) created: Timestamp,
@@ -128,7 +128,7 @@ fn from_pairs<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Labels, D::E
     Labels::new(Vec::<(String, String)>::deserialize(deserializer)?).map_err(D::Error::custom)
 }
 
-impl LogEntry {
+impl ConversationListEntry {
     pub(super) fn parse(entry: &[u8]) -> Result<Self, String> {
         let entry: Self = parse(entry)?;
         let is_known = entry.format == FORMAT;
@@ -180,16 +180,16 @@ impl LogEntry {
 
 /// The part of a record after its change.
 #[derive(Clone)]
-pub(super) struct RecordEnd {
-    pub(super) stamp: Stamp,
-    pub(super) entry: LogEntry,
+pub(super) struct LogRecordEnd {
+    pub(super) stamp: LogRecordStamp,
+    pub(super) entry: ConversationListEntry,
 }
 
-impl RecordEnd {
+impl LogRecordEnd {
     /// Returns the end of the record of the write that creates a conversation.
     pub(super) fn first(id: ConversationId, write: WriteId, change: &LogChange) -> Self {
         let (time, labels) = (Timestamp::now(), Labels::NONE);
-        let mut entry = LogEntry {
+        let mut entry = ConversationListEntry {
             format: FORMAT,
             id,
             created: time,
@@ -200,7 +200,7 @@ impl RecordEnd {
             turn: None,
         };
         entry.apply(change, time);
-        Self { stamp: Stamp { version: Version::first(), write, time }, entry }
+        Self { stamp: LogRecordStamp { version: Version::first(), write, time }, entry }
     }
 
     /// Returns the end of the record of the next write.
@@ -209,17 +209,17 @@ impl RecordEnd {
         // write.
         let time = Timestamp::now().max(self.stamp.time);
         self.entry.apply(change, time);
-        Self { stamp: Stamp { version: self.stamp.version.next(), write, time }, ..self }
+        Self { stamp: LogRecordStamp { version: self.stamp.version.next(), write, time }, ..self }
     }
 
     /// Parses the end of a record.
     pub(super) fn parse(record: &[u8]) -> Result<Self, String> {
-        let parts = LineParts::of(record)?;
-        Ok(Self { stamp: parts.stamp()?, entry: LogEntry::parse(parts.entry)? })
+        let parts = LogRecordParts::of(record)?;
+        Ok(Self { stamp: parts.stamp()?, entry: ConversationListEntry::parse(parts.entry)? })
     }
 
     pub(super) fn into_summary(self) -> Summary {
-        let LogEntry { id, created, updated, title, labels, turn, .. } = self.entry;
+        let ConversationListEntry { id, created, updated, title, labels, turn, .. } = self.entry;
         Summary {
             title,
             labels,
@@ -234,7 +234,7 @@ impl RecordEnd {
 /// The names of the files in a record, and their bytes in base64.
 #[derive(Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct RecordFiles<T> {
+struct LogRecordFiles<T> {
     files: Vec<T>,
     data: Vec<T>,
 }
@@ -253,7 +253,7 @@ pub(super) fn has_all_names(beginning: &[u8]) -> bool {
 }
 
 /// The texts of the parts of a record.
-pub(super) struct LineParts<'a> {
+pub(super) struct LogRecordParts<'a> {
     /// The files without the closing brace. Empty if there are none.
     files: &'a [u8],
     change: &'a [u8],
@@ -261,7 +261,7 @@ pub(super) struct LineParts<'a> {
     pub(super) entry: &'a [u8],
 }
 
-impl<'a> LineParts<'a> {
+impl<'a> LogRecordParts<'a> {
     pub(super) fn of(record: &'a [u8]) -> Result<Self, String> {
         let after =
             |from: usize| record[from..].iter().position(|byte| *byte == b']').map(|at| from + at + 1);
@@ -280,10 +280,10 @@ impl<'a> LineParts<'a> {
 
     /// Returns the change. Adds those files of the record to `files` that it lacks. It must contain all files of the
     /// change then.
-    pub(super) fn change(&self, files: &Rc<SplitFiles>) -> Result<LogChange, String> {
+    pub(super) fn change(&self, files: &Rc<AttachmentFiles>) -> Result<LogChange, String> {
         if file_names(self.files).iter().any(|name| files.lacks(name)) {
             let text = [self.files, b"}"].concat();
-            let RecordFiles::<&str> { files: names, data } =
+            let LogRecordFiles::<&str> { files: names, data } =
                 serde_json::from_slice(&text).map_err(|error| error.to_string())?;
             for (name, data) in names.into_iter().zip(data).filter(|(name, _)| files.lacks(name)) {
                 files.add(name.to_owned(), &BASE64_STANDARD.decode(data).unwrap_or_default());
@@ -294,7 +294,7 @@ impl<'a> LineParts<'a> {
     }
 
     /// Returns the problem with the first node of a commit whose file is missing.
-    fn node_without_file(&self, files: &Rc<SplitFiles>) -> Option<String> {
+    fn node_without_file(&self, files: &Rc<AttachmentFiles>) -> Option<String> {
         let change: Value = parse(self.change).ok().filter(|_| files.has_missed.get())?;
         change.pointer("/commit/nodes")?.as_array()?.iter().find_map(|node| {
             let problem = files.apply(|| Node::deserialize(node)).err()?;
@@ -302,31 +302,35 @@ impl<'a> LineParts<'a> {
         })
     }
 
-    pub(super) fn stamp(&self) -> Result<Stamp, String> {
+    pub(super) fn stamp(&self) -> Result<LogRecordStamp, String> {
         parse(&[b"{", self.stamp, b"}"].concat())
     }
 }
 
 /// Returns the JSON of a change, and the files to which it refers.
-pub(super) fn encode_change(change: &LogChange, files: &Rc<SplitFiles>) -> (Vec<u8>, UsedFiles) {
+pub(super) fn encode_change(change: &LogChange, files: &Rc<AttachmentFiles>) -> (Vec<u8>, UsedFiles) {
     let mut text = Vec::new();
     files.apply(|| push(&mut text, change));
     (text, files.used.take())
 }
 
 /// Returns the line of a write without files.
-pub(super) fn encode_record(change: &LogChange, end: &RecordEnd) -> Result<Vec<u8>, StoreError> {
+pub(super) fn encode_record(change: &LogChange, end: &LogRecordEnd) -> Result<Vec<u8>, StoreError> {
     encode_line(&encode_change(change, &Rc::default()).0, &UsedFiles::new(), end)
 }
 
 /// Returns the line of a write with this change, which contains these files.
-pub(super) fn encode_line(change: &[u8], files: &UsedFiles, end: &RecordEnd) -> Result<Vec<u8>, StoreError> {
+pub(super) fn encode_line(
+    change: &[u8],
+    files: &UsedFiles,
+    end: &LogRecordEnd,
+) -> Result<Vec<u8>, StoreError> {
     let mut text = log::begin();
     if files.is_empty() {
         text.push(b'{');
     } else {
         let (files, data) = files.iter().map(|(sha256, data)| (&**sha256, &**data)).unzip();
-        push(&mut text, &RecordFiles::<&str> { files, data });
+        push(&mut text, &LogRecordFiles::<&str> { files, data });
         // The change follows as another member.
         text.pop();
         text.push(b',');

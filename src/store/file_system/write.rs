@@ -8,14 +8,17 @@ use std::{
 
 use super::{
     Durability, deleted,
-    log::{Log, LogReplay, append},
+    log::{ConversationLog, LogReplay, append},
     place::{sync_folder, try_lock},
-    record::{LineParts, LogChange, RecordEnd, Stamp, encode_change, encode_line, encode_record, file_names},
+    record::{
+        LogChange, LogRecordEnd, LogRecordParts, LogRecordStamp, encode_change, encode_line, encode_record,
+        file_names,
+    },
 };
 use crate::{
     store::{
         StateChange, StoreError, StoredState, TitleBy, TurnChange, Version, Write, WriteId,
-        attachments::SplitFiles,
+        attachments::AttachmentFiles,
     },
     subscription::EventId,
     tree::Erased,
@@ -23,7 +26,7 @@ use crate::{
 
 /// Performs a write.
 pub(super) fn write(
-    log: &Log<'_>,
+    log: &ConversationLog<'_>,
     write: &Write,
     change: LogChange,
     durability: Durability,
@@ -37,7 +40,7 @@ pub(super) fn write(
 /// Creates a conversation in a new log, or in a log whose creation was interrupted. If this fails, the log is removed.
 /// If the log already contains a conversation, only a repetition of the write that created it succeeds.
 fn create(
-    log: &Log<'_>,
+    log: &ConversationLog<'_>,
     write: WriteId,
     change: &LogChange,
     durability: Durability,
@@ -55,7 +58,7 @@ fn create(
             _ => Err(exists()),
         };
     }
-    let end = RecordEnd::first(place.id.clone(), write, change);
+    let end = LogRecordEnd::first(place.id.clone(), write, change);
     let fill = || {
         place.remove_new_log()?;
         append(&place.log, &log.file, 0, true, &encode_record(change, &end)?, durability)?;
@@ -71,7 +74,7 @@ fn create(
 
 /// Appends a change, or rewrites the log for an erasure.
 fn change(
-    log: &Log<'_>,
+    log: &ConversationLog<'_>,
     write: &Write,
     mut change: LogChange,
     durability: Durability,
@@ -82,7 +85,7 @@ fn change(
     let current = last.version;
     if write.base != current {
         let next = write.base.next();
-        let is_it = |stamp: &Stamp| stamp.version == next && stamp.write == write.id;
+        let is_it = |stamp: &LogRecordStamp| stamp.version == next && stamp.write == write.id;
         return if is_it(&last) || next < current && log.find(is_it)?.is_some() {
             settle(log, durability).map(|()| next)
         } else {
@@ -106,7 +109,7 @@ fn change(
         rewrite(log, &files, Some(&erasure.erased), &encode_record(&change, &end)?)?;
         return Ok(end.stamp.version);
     }
-    let (change, mut files) = encode_change(&change, &SplitFiles::dividing());
+    let (change, mut files) = encode_change(&change, &AttachmentFiles::dividing());
     if !files.is_empty() {
         let names = log.file_names(tail.end)?;
         files.retain(|sha256, _| !names.contains(sha256));
@@ -117,14 +120,18 @@ fn change(
 }
 
 /// Syncs a write that is already in the log. The process that wrote it may have died before the write was durable.
-fn settle(log: &Log<'_>, durability: Durability) -> Result<(), StoreError> {
+fn settle(log: &ConversationLog<'_>, durability: Durability) -> Result<(), StoreError> {
     durability.sync(&log.file).map_err(|error| log.place.failed("syncing", error))?;
     sync_folder(log.place.folder, durability)
 }
 
 /// Appends the last event of a session's feed. The line is synced like a write. Otherwise a power failure during the
 /// next write could leave an incomplete line in the middle of the log.
-pub(super) fn mark(log: &Log<'_>, mark: EventId, durability: Durability) -> Result<(), StoreError> {
+pub(super) fn mark(
+    log: &ConversationLog<'_>,
+    mark: EventId,
+    durability: Durability,
+) -> Result<(), StoreError> {
     let Some(tail) = log.tail()? else { return Ok(()) };
     let line = encode_record(&LogChange::Mark(mark), &tail.last)?;
     append(&log.place.log, &log.file, tail.end, tail.torn, &line, durability)
@@ -132,7 +139,7 @@ pub(super) fn mark(log: &Log<'_>, mark: EventId, durability: Durability) -> Resu
 
 /// Deletes a conversation, even if it can't be read. Keeps the sums of its usage. Returns `false` if the file for these
 /// sums is locked, and nothing was deleted.
-pub(super) fn delete(log: &Log<'_>, durability: Durability) -> Result<bool, StoreError> {
+pub(super) fn delete(log: &ConversationLog<'_>, durability: Durability) -> Result<bool, StoreError> {
     let place = log.place;
     match deleted::ledger(log) {
         // The log belongs to another id that the file system considers equal, so there is nothing to delete.
@@ -167,7 +174,7 @@ const MANY: u64 = 1024 * 1024;
 
 /// Rewrites the log if more than half of it consists of records of ended turns. Called after the log was read. If
 /// another writer holds the lock or the medium is read-only, nothing changes, and a later load tries again.
-pub(super) fn tidy(log: &Log<'_>, replay: &LogReplay) {
+pub(super) fn tidy(log: &ConversationLog<'_>, replay: &LogReplay) {
     // While a turn is in flight, its records stay as they are, because a later version of the crate may have written
     // them.
     if replay.stored.turn.is_some() || replay.void <= MANY || replay.void <= replay.end / 2 {
@@ -188,8 +195,8 @@ pub(super) fn tidy(log: &Log<'_>, replay: &LogReplay) {
 /// Replaces the log, which must be locked and whose turns have ended. `files` are those of the log, and `last` is a line
 /// to add.
 fn rewrite(
-    log: &Log<'_>,
-    files: &Rc<SplitFiles>,
+    log: &ConversationLog<'_>,
+    files: &Rc<AttachmentFiles>,
     erased: Option<&Erased>,
     last: &[u8],
 ) -> Result<(), StoreError> {
@@ -202,8 +209,8 @@ fn rewrite(
         let mut written = HashSet::new();
         let mut lines = log.lines()?;
         while let Some(record) = lines.next()? {
-            let parsed =
-                LineParts::of(record).and_then(|parts| Ok((parts.change(files)?, RecordEnd::parse(record)?)));
+            let parsed = LogRecordParts::of(record)
+                .and_then(|parts| Ok((parts.change(files)?, LogRecordEnd::parse(record)?)));
             let before = file_names(record);
             let (mut change, mut end) = parsed.map_err(|problem| lines.damaged(problem))?;
             if erased.is_some() {

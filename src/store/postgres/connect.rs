@@ -29,13 +29,13 @@ use super::{
 use crate::store::StoreError;
 
 /// A connection of a pool.
-pub(super) type Object = deadpool::managed::Object<HostByHost>;
+pub(super) type PgConnection = deadpool::managed::Object<PostgresHostConnector>;
 
 /// Connects to one host after another, each with its own time limit. The driver's own limit covers only the socket.
 /// With that limit alone, a host that accepts the connection but does not respond, such as a stopped process, would
 /// prevent all other hosts from being tried.
 #[derive(Clone)]
-pub(super) struct HostByHost {
+pub(super) struct PostgresHostConnector {
     /// The hosts with their settings.
     hosts: Vec<(String, Config)>,
     /// The location of the database for error messages, without the password.
@@ -44,7 +44,7 @@ pub(super) struct HostByHost {
     limits: ConnectLimits,
 }
 
-impl HostByHost {
+impl PostgresHostConnector {
     /// Returns a connector to the hosts of this URL. It trusts these certificates (PEM), or else the platform's.
     pub(super) fn new(
         url: &str,
@@ -74,7 +74,7 @@ impl HostByHost {
     }
 }
 
-impl Manager for HostByHost {
+impl Manager for PostgresHostConnector {
     type Type = ClientWrapper;
     type Error = StoreError;
 
@@ -120,7 +120,7 @@ fn setup(limits: &ConnectLimits) -> String {
 
 /// The problem with a URL. It does not contain the text, which may contain a password.
 #[derive(Debug, thiserror::Error)]
-enum InUrl {
+enum PostgresUrlError {
     #[error("it is not a valid URL such as `postgres://user:password@host:port/database`")]
     Syntax(#[source] Option<tokio_postgres::Error>),
     #[error("it names no host")]
@@ -132,7 +132,7 @@ enum InUrl {
 }
 
 /// Reads a URL, or a text with pairs of keys and values. Returns each host, as `name:port`, with its settings.
-fn hosts(text: &str, limits: &ConnectLimits) -> Result<Vec<(String, Config)>, InUrl> {
+fn hosts(text: &str, limits: &ConnectLimits) -> Result<Vec<(String, Config)>, PostgresUrlError> {
     let scheme = ["postgres://", "postgresql://"].into_iter().find(|scheme| text.starts_with(scheme));
     let (login, address, settings) = match scheme {
         None => ("", "", pairs(text)),
@@ -146,19 +146,19 @@ fn hosts(text: &str, limits: &ConnectLimits) -> Result<Vec<(String, Config)>, In
     };
     // The driver's error would contain the beginning of a URL with another scheme, with the password.
     if settings.iter().any(|(key, _)| key.contains("://")) {
-        return Err(InUrl::Syntax(None));
+        return Err(PostgresUrlError::Syntax(None));
     }
     // The driver neither knows all modes of TLS nor reports whether a setting is missing. So it reads the text without
     // `sslmode`, and after the store's own defaults.
     let defaults = [("application_name", "omni-agent"), ("keepalives_idle", "30")];
-    let without = |address: &str, keys: &[&str]| -> Result<Config, InUrl> {
+    let without = |address: &str, keys: &[&str]| -> Result<Config, PostgresUrlError> {
         let kept = defaults.iter().chain(&settings).filter(|(key, _)| !keys.contains(key));
         // The driver decodes the keys of a URL, so an encoded key must not become one of these keys.
         let kept: Vec<_> = kept.map(|(key, value)| format!("{}={value}", key.replace('%', "%25"))).collect();
         let (begin, separator) = if scheme.is_some() { ("?", "&") } else { ("", " ") };
         format!("{login}{address}{begin}{}", kept.join(separator))
             .parse()
-            .map_err(|error| InUrl::Syntax(Some(error)))
+            .map_err(|error| PostgresUrlError::Syntax(Some(error)))
     };
     let all = without(address, &["sslmode"])?;
     let path = address.find('/').map_or("", |at| &address[at..]);
@@ -169,7 +169,7 @@ fn hosts(text: &str, limits: &ConnectLimits) -> Result<Vec<(String, Config)>, In
             "prefer" => SslMode::Prefer,
             // Every mode with TLS checks the certificate and the name of the host.
             "require" | "verify-ca" | "verify-full" => SslMode::Require,
-            _ => return Err(InUrl::SslMode),
+            _ => return Err(PostgresUrlError::SslMode),
         })
     });
     let sslmode = sslmode.transpose()?;
@@ -183,11 +183,11 @@ fn hosts(text: &str, limits: &ConnectLimits) -> Result<Vec<(String, Config)>, In
     let (names, addresses, ports) = (all.get_hosts(), all.get_hostaddrs(), all.get_ports());
     let number = names.len().max(addresses.len());
     if number == 0 {
-        return Err(InUrl::NoHost);
+        return Err(PostgresUrlError::NoHost);
     }
     let fits = |given: usize| given <= 1 || given == number;
     if !fits(ports.len()) || (!names.is_empty() && !addresses.is_empty() && names.len() != addresses.len()) {
-        return Err(InUrl::Numbers);
+        return Err(PostgresUrlError::Numbers);
     }
     // A password with a character that is not encoded would be split, and its end would be taken for a host.
     let is_strange = |name: &str| name.contains(|c: char| "@;=?&/".contains(c) || c.is_whitespace());
@@ -195,7 +195,7 @@ fn hosts(text: &str, limits: &ConnectLimits) -> Result<Vec<(String, Config)>, In
     if names.iter().any(|host| matches!(host, Host::Tcp(name) if is_strange(name)))
         || scheme.is_some() && login.contains('@') && user.contains(['/', '?'])
     {
-        return Err(InUrl::Syntax(None));
+        return Err(PostgresUrlError::Syntax(None));
     }
     // If there are several hosts, the store uses the host that accepts writes.
     if number > 1 && common.get_target_session_attrs() == TargetSessionAttrs::Any {
@@ -278,14 +278,14 @@ fn connector(trusted: Option<&[u8]>) -> Result<MakeRustlsConnect, StoreError> {
 fn roots(pem: &[u8]) -> Result<RootCertStore, StoreError> {
     #[derive(Debug, thiserror::Error)]
     #[error("it contains no valid certificate in PEM form")]
-    struct NoCertificate;
+    struct NoValidCertificateError;
 
     let mut roots = RootCertStore::empty();
     for certificate in CertificateDer::pem_slice_iter(pem) {
-        let certificate = certificate.map_err(|_| refused(NoCertificate))?;
+        let certificate = certificate.map_err(|_| refused(NoValidCertificateError))?;
         roots.add(certificate).map_err(refused)?;
     }
-    if roots.is_empty() { Err(refused(NoCertificate)) } else { Ok(roots) }
+    if roots.is_empty() { Err(refused(NoValidCertificateError)) } else { Ok(roots) }
 }
 
 fn refused(error: impl std::error::Error + Send + Sync + 'static) -> StoreError {

@@ -30,7 +30,7 @@ impl From<StoreError> for PostgresFault {
 }
 
 /// How a failed operation can be repeated immediately, if it can.
-pub(super) enum Remedy {
+pub(super) enum PostgresRetryRemedy {
     /// The connection is unusable. Another connection may work.
     Reconnect,
     /// The database cancelled the transaction in favor of another transaction. Repeating the operation on the same
@@ -39,10 +39,14 @@ pub(super) enum Remedy {
     None,
 }
 
-pub(super) fn remedy(error: &tokio_postgres::Error) -> Remedy {
+pub(super) fn remedy(error: &tokio_postgres::Error) -> PostgresRetryRemedy {
     let Some(code) = error.code() else {
         // An error without a code means that a value was unexpected, or else that the connection ended.
-        return if Value::of(error).is_some() { Remedy::None } else { Remedy::Reconnect };
+        return if PostgresValueError::of(error).is_some() {
+            PostgresRetryRemedy::None
+        } else {
+            PostgresRetryRemedy::Reconnect
+        };
     };
     match *code {
         SqlState::ADMIN_SHUTDOWN
@@ -55,22 +59,22 @@ pub(super) fn remedy(error: &tokio_postgres::Error) -> Remedy {
         // migration. In each case, a new connection helps.
         | SqlState::READ_ONLY_SQL_TRANSACTION
         | SqlState::INVALID_SQL_STATEMENT_NAME
-        | SqlState::FEATURE_NOT_SUPPORTED => Remedy::Reconnect,
-        SqlState::T_R_SERIALIZATION_FAILURE | SqlState::T_R_DEADLOCK_DETECTED => Remedy::Again,
-        _ if code.code().starts_with("08") => Remedy::Reconnect,
-        _ => Remedy::None,
+        | SqlState::FEATURE_NOT_SUPPORTED => PostgresRetryRemedy::Reconnect,
+        SqlState::T_R_SERIALIZATION_FAILURE | SqlState::T_R_DEADLOCK_DETECTED => PostgresRetryRemedy::Again,
+        _ if code.code().starts_with("08") => PostgresRetryRemedy::Reconnect,
+        _ => PostgresRetryRemedy::None,
     }
 }
 
 /// The problem with a value, for errors that do not concern the connection.
-enum Value {
+enum PostgresValueError {
     /// The value can't be sent.
     Sent,
     /// The stored value does not have the expected type.
     Found,
 }
 
-impl Value {
+impl PostgresValueError {
     fn of(error: &tokio_postgres::Error) -> Option<Self> {
         // The driver reports the kind of an error only in the error's text, so compare the text.
         let kinds = [
@@ -101,15 +105,15 @@ pub(super) fn failed(
     };
     let Some(code) = error.code().cloned() else {
         let problem = || error_chain(&error);
-        match (Value::of(&error), id) {
-            (Some(Value::Found), _) => return StoreError::damaged(of(""), problem()),
-            (Some(Value::Sent), Some(id)) => {
+        match (PostgresValueError::of(&error), id) {
+            (Some(PostgresValueError::Found), _) => return StoreError::damaged(of(""), problem()),
+            (Some(PostgresValueError::Sent), Some(id)) => {
                 return StoreError::Unstorable { id: id.clone(), problem: problem() };
             }
             _ => {}
         }
         let lost = error.is_closed() || io(&error) || error.to_string().contains("connecting");
-        let source: Arc<dyn Error + Send + Sync> = Arc::new(InFull(error));
+        let source: Arc<dyn Error + Send + Sync> = Arc::new(PostgresErrorWithCauses(error));
         return if lost {
             StoreError::Unreachable { place, source }
         } else {
@@ -124,10 +128,10 @@ pub(super) fn failed(
             StoreError::Busy { place: of(""), waited: Duration::ZERO }
         }
         (SqlState::DISK_FULL | SqlState::OUT_OF_MEMORY, _) => {
-            StoreError::Full { place, source: Arc::new(InFull(error)) }
+            StoreError::Full { place, source: Arc::new(PostgresErrorWithCauses(error)) }
         }
         (SqlState::INSUFFICIENT_PRIVILEGE | SqlState::READ_ONLY_SQL_TRANSACTION, _) | (_, "28") => {
-            StoreError::Denied { place, source: Arc::new(InFull(error)) }
+            StoreError::Denied { place, source: Arc::new(PostgresErrorWithCauses(error)) }
         }
         // These codes stand for connection errors, a missing database, too many clients, a server that starts or stops,
         // and missing tables.
@@ -138,7 +142,9 @@ pub(super) fn failed(
             | SqlState::IDLE_IN_TRANSACTION_SESSION_TIMEOUT,
             _,
         )
-        | (_, "08" | "3D" | "57") => StoreError::Unreachable { place, source: Arc::new(InFull(error)) },
+        | (_, "08" | "3D" | "57") => {
+            StoreError::Unreachable { place, source: Arc::new(PostgresErrorWithCauses(error)) }
+        }
         // These codes stand for text outside the database's encoding, U+0000 in an owner's name, and limits of the
         // database.
         (SqlState::CHARACTER_NOT_IN_REPERTOIRE | SqlState::UNTRANSLATABLE_CHARACTER, _) | (_, "54")
@@ -148,10 +154,10 @@ pub(super) fn failed(
                 error.as_db_error().map_or_else(|| error.to_string(), |error| error.message().to_owned());
             match id {
                 Some(id) => StoreError::Unstorable { id: id.clone(), problem },
-                None => StoreError::failed(of("using "), InFull(error)),
+                None => StoreError::failed(of("using "), PostgresErrorWithCauses(error)),
             }
         }
-        _ => StoreError::failed(of("using "), InFull(error)),
+        _ => StoreError::failed(of("using "), PostgresErrorWithCauses(error)),
     }
 }
 
@@ -194,15 +200,15 @@ pub(super) fn no_connection(
 /// An error of the driver, displayed with all its causes. The error's own text is only `db error`, and the causes
 /// contain the reason.
 #[derive(Debug)]
-struct InFull(tokio_postgres::Error);
+struct PostgresErrorWithCauses(tokio_postgres::Error);
 
-impl fmt::Display for InFull {
+impl fmt::Display for PostgresErrorWithCauses {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&error_chain(&self.0))
     }
 }
 
-impl Error for InFull {
+impl Error for PostgresErrorWithCauses {
     fn source(&self) -> Option<&(dyn Error + 'static)> {
         self.0.source()
     }
@@ -217,7 +223,7 @@ pub(super) fn silent(place: &str, waited: Duration) -> StoreError {
 pub(super) fn unreachable(place: &str, reason: String) -> StoreError {
     #[derive(Debug, thiserror::Error)]
     #[error("{0}")]
-    struct Reason(String);
+    struct UnreachableReason(String);
 
-    StoreError::Unreachable { place: place.to_owned(), source: Arc::new(Reason(reason)) }
+    StoreError::Unreachable { place: place.to_owned(), source: Arc::new(UnreachableReason(reason)) }
 }

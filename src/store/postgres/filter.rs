@@ -3,17 +3,17 @@
 use tokio_postgres::{Row, types::ToSql};
 
 use super::{
-    connect::Object,
+    connect::PgConnection,
     error::PostgresFault,
     read::{self, system_time},
     server::PostgresServer,
 };
 use crate::store::{
     Filter, Listing, Page, Summary,
-    rows::{Candidates, NextCandidates, Plan, Rarest, WALKED, count, summary},
+    rows::{FilteredPagePlan, FilteredPageStep, PageCandidates, RarestLabelSearch, WALKED, count, summary},
 };
 
-impl<'f> Candidates<'f> {
+impl<'f> PageCandidates<'f> {
     /// Returns the name of the label that all candidates have.
     pub(super) const fn label(self) -> Option<&'f str> {
         match self {
@@ -78,7 +78,7 @@ impl SqlQuery {
 
 /// Returns the number of conversations with this label, counted up to a bound.
 async fn counted(
-    connection: &Object,
+    connection: &PgConnection,
     server: &PostgresServer,
     name: &str,
     value: &str,
@@ -90,12 +90,12 @@ async fn counted(
 
 /// Returns the label of the filter that the fewest conversations have, if at most `most` conversations have it.
 pub(super) async fn rarest<'f>(
-    connection: &Object,
+    connection: &PgConnection,
     server: &PostgresServer,
     filter: &'f Filter,
     most: i64,
 ) -> Result<Option<(&'f str, &'f str)>, PostgresFault> {
-    let mut rarest = Rarest::new(filter, most);
+    let mut rarest = RarestLabelSearch::new(filter, most);
     while let Some((name, value, most)) = rarest.question() {
         rarest.answer(counted(connection, server, name, value, most).await?);
     }
@@ -104,21 +104,21 @@ pub(super) async fn rarest<'f>(
 
 /// Reads a page with the query that the function makes, from the candidates that are likely to be the fastest.
 pub(super) async fn read_page(
-    connection: &Object,
+    connection: &PgConnection,
     server: &PostgresServer,
     filter: &Filter,
     page: &Page,
-    query: impl Fn(Candidates<'_>) -> SqlQuery,
+    query: impl Fn(PageCandidates<'_>) -> SqlQuery,
 ) -> Result<Vec<Row>, PostgresFault> {
-    let mut plan = Plan::new(filter);
+    let mut plan = FilteredPagePlan::new(filter);
     loop {
         match plan.next() {
-            NextCandidates::Count(name, value, most) => {
+            FilteredPageStep::Count(name, value, most) => {
                 plan.counted(counted(connection, server, name, value, most).await?);
             }
-            NextCandidates::Read(candidates) => return rows(connection, &query(candidates)).await,
-            NextCandidates::Walk => {
-                let first = rows(connection, &query(Candidates::Listed(Some(WALKED)))).await?;
+            FilteredPageStep::Read(candidates) => return rows(connection, &query(candidates)).await,
+            FilteredPageStep::Walk => {
+                let first = rows(connection, &query(PageCandidates::Listed(Some(WALKED)))).await?;
                 if first.len() >= page.limit {
                     return Ok(first);
                 }
@@ -128,13 +128,13 @@ pub(super) async fn read_page(
     }
 }
 
-pub(super) async fn rows(connection: &Object, query: &SqlQuery) -> Result<Vec<Row>, PostgresFault> {
+pub(super) async fn rows(connection: &PgConnection, query: &SqlQuery) -> Result<Vec<Row>, PostgresFault> {
     let statement = connection.prepare(&query.sql).await?;
     Ok(connection.query(&statement, &query.params()).await?)
 }
 
 /// Returns the query for the conversations of a page.
-fn page(schema: &str, candidates: Candidates<'_>, filter: &Filter, page: &Page) -> SqlQuery {
+fn page(schema: &str, candidates: PageCandidates<'_>, filter: &Filter, page: &Page) -> SqlQuery {
     let (mut query, all) = (SqlQuery::default(), format!("SELECT * FROM {schema}.conversations"));
     let (limit, offset) = (query.param(count(page.limit)), query.param(count(page.offset)));
     let end = format!("ORDER BY updated DESC, id LIMIT {limit} OFFSET {offset}");
@@ -144,7 +144,7 @@ fn page(schema: &str, candidates: Candidates<'_>, filter: &Filter, page: &Page) 
         .map(|after| (query.param(system_time(after.updated)), query.param(after.id.as_str().to_owned())));
     let matches = query.matches(schema, "conversations.key", filter, candidates.label());
     let examined = match candidates {
-        Candidates::Labelled(name, value) => {
+        PageCandidates::Labelled(name, value) => {
             let labelled = query.labelled(schema, name, value);
             let after = position.map_or("true".to_owned(), |(updated, id)| {
                 format!("(updated < {updated} OR updated = {updated} AND id > {id})")
@@ -152,7 +152,7 @@ fn page(schema: &str, candidates: Candidates<'_>, filter: &Filter, page: &Page) 
             query.sql = format!("{all} WHERE key = ANY ({labelled}) AND {after} AND {matches} {end}");
             return query;
         }
-        Candidates::Listed(examined) => examined.map(|examined| query.param(examined)),
+        PageCandidates::Listed(examined) => examined.map(|examined| query.param(examined)),
     };
     // The planner uses the index only if the limit is next to the condition.
     let part = |examined: Option<&String>, range: &str, order: &str, last: &str| match examined {
@@ -177,14 +177,14 @@ fn page(schema: &str, candidates: Candidates<'_>, filter: &Filter, page: &Page) 
 }
 
 pub(super) async fn list(
-    connection: &Object,
+    connection: &PgConnection,
     server: &PostgresServer,
     Listing { filter, page: wanted }: &Listing,
 ) -> Result<Vec<Summary>, PostgresFault> {
     if filter.is_empty() {
         return read::list(connection, server, wanted).await;
     }
-    let of_page = |candidates: Candidates<'_>| {
+    let of_page = |candidates: PageCandidates<'_>| {
         let query = page(&server.sql.schema, candidates, filter, wanted);
         SqlQuery { sql: server.sql.page_of(&query.sql), ..query }
     };

@@ -6,7 +6,7 @@
 use std::time::Duration;
 
 use super::{
-    connect::Object,
+    connect::PgConnection,
     error::PostgresFault,
     server::PostgresServer,
     write::{TRIES, restless},
@@ -32,7 +32,7 @@ fn step() -> i64 {
 }
 
 pub(super) async fn acquire(
-    connection: &Object,
+    connection: &PgConnection,
     server: &PostgresServer,
     id: &ConversationId,
     owner: &Owner,
@@ -66,7 +66,7 @@ pub(super) async fn acquire(
 
 /// Renews leases, and returns the conversations whose leases are lost. A single lease waits for the lock of its row.
 pub(super) async fn renew(
-    connection: &Object,
+    connection: &PgConnection,
     server: &PostgresServer,
     leases: &[(ConversationId, Lease)],
 ) -> Result<Vec<ConversationId>, PostgresFault> {
@@ -89,7 +89,7 @@ pub(super) async fn renew(
 }
 
 pub(super) async fn release(
-    connection: &Object,
+    connection: &PgConnection,
     server: &PostgresServer,
     id: &ConversationId,
     lease: &Lease,

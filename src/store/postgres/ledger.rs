@@ -4,19 +4,19 @@ use std::ops::Range;
 
 use serde::Serialize;
 
-use super::{connect::Object, error::PostgresFault, filter::SqlQuery, server::PostgresServer};
+use super::{connect::PgConnection, error::PostgresFault, filter::SqlQuery, server::PostgresServer};
 use crate::{
     message::{Timestamp, UsageRow, UsageSum},
     store::{
         ConversationId, Filter, Page, StoreError,
-        ledger::Sums,
-        rows::{Cells, RowOrigin, cost, count, sum, tokens, usage_row},
+        ledger::UsageSumsByModel,
+        rows::{DatabaseRow, RowOrigin, cost, count, sum, tokens, usage_row},
     },
 };
 
 /// A row of the ledger, in the form in which it is passed to the SQL statement that inserts it.
 #[derive(Serialize)]
-struct EncodedRows<'r> {
+struct EncodedUsageRow<'r> {
     purpose: &'static str,
     turn: Option<String>,
     step: Option<u32>,
@@ -36,7 +36,7 @@ struct EncodedRows<'r> {
 
 /// Returns rows as a JSON array.
 pub(super) fn encode(rows: &[UsageRow]) -> String {
-    let encoded = rows.iter().map(|row| EncodedRows {
+    let encoded = rows.iter().map(|row| EncodedUsageRow {
         purpose: row.purpose.as_str(),
         turn: row.turn.map(|turn| turn.to_string()),
         step: row.step,
@@ -59,7 +59,7 @@ fn millis(time: Timestamp) -> i64 {
 }
 
 pub(super) async fn rows(
-    connection: &Object,
+    connection: &PgConnection,
     server: &PostgresServer,
     id: &ConversationId,
     page: &Page,
@@ -74,13 +74,13 @@ pub(super) async fn rows(
 }
 
 pub(super) async fn used(
-    connection: &Object,
+    connection: &PgConnection,
     server: &PostgresServer,
     filter: &Filter,
     period: &Range<Timestamp>,
 ) -> Result<Vec<UsageSum>, PostgresFault> {
     let schema = &server.sql.schema;
-    let mut sums = Sums::default();
+    let mut sums = UsageSumsByModel::default();
     let mut of_rows = SqlQuery::default();
     let (from, to) = (of_rows.param(millis(period.start)), of_rows.param(millis(period.end)));
     let matches = of_rows.matches(schema, "usage.conversation", filter, None);

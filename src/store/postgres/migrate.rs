@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use tokio_postgres::{Error, error::SqlState};
 
-use super::{connect::Object, error::PostgresFault, sql::quote};
+use super::{connect::PgConnection, error::PostgresFault, sql::quote};
 use crate::store::StoreError;
 
 /// The migrations. The first one creates the schema with the version [`FIRST`]. Each other one updates it to the next
@@ -18,7 +18,7 @@ const PATIENCE: Duration = Duration::from_mins(5);
 
 /// Returns whether the schema is up to date. If it is, a user without the right to create schemas can use it.
 pub(super) async fn is_current(
-    connection: &Object,
+    connection: &PgConnection,
     schema: &str,
     place: &str,
 ) -> Result<bool, PostgresFault> {
@@ -27,7 +27,11 @@ pub(super) async fn is_current(
 
 /// Creates or updates the schema. If several processes call this at the same time, one of them does the work and the
 /// others wait.
-pub(super) async fn migrate(connection: &Object, schema: &str, place: &str) -> Result<(), PostgresFault> {
+pub(super) async fn migrate(
+    connection: &PgConnection,
+    schema: &str,
+    place: &str,
+) -> Result<(), PostgresFault> {
     connection.batch_execute("BEGIN").await?;
     let done = migrate_locked(connection, schema, place).await;
     let end = if done.is_ok() { "COMMIT" } else { "ROLLBACK" };
@@ -36,7 +40,7 @@ pub(super) async fn migrate(connection: &Object, schema: &str, place: &str) -> R
     Ok(ended?)
 }
 
-async fn migrate_locked(connection: &Object, schema: &str, place: &str) -> Result<(), PostgresFault> {
+async fn migrate_locked(connection: &PgConnection, schema: &str, place: &str) -> Result<(), PostgresFault> {
     let begun = Instant::now();
     let failed = |error: Error| match error.code() {
         // The time limits of operations do not apply here, so the error contains the time that has passed.
@@ -76,7 +80,7 @@ fn is_in_use(error: &Error) -> bool {
 }
 
 /// Applies all migrations except the first `found` ones.
-async fn apply(connection: &Object, quoted: &str, found: usize) -> Result<(), Error> {
+async fn apply(connection: &PgConnection, quoted: &str, found: usize) -> Result<(), Error> {
     if found == 0 {
         let versions = format!(
             "CREATE SCHEMA IF NOT EXISTS {quoted};
@@ -95,7 +99,7 @@ async fn apply(connection: &Object, quoted: &str, found: usize) -> Result<(), Er
 }
 
 /// Returns the number of migrations that were applied, which is 0 if the schema does not exist.
-async fn found(connection: &Object, schema: &str, place: &str) -> Result<usize, PostgresFault> {
+async fn found(connection: &PgConnection, schema: &str, place: &str) -> Result<usize, PostgresFault> {
     let there = connection
         .query_one(
             "SELECT EXISTS (SELECT FROM pg_tables WHERE schemaname = $1 AND tablename = 'migrations')",

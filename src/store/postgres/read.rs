@@ -9,14 +9,14 @@ use std::{
 use futures_util::future::{join, join5};
 use tokio_postgres::{Row, types::Type};
 
-use super::{connect::Object, error::PostgresFault, server::PostgresServer, turns};
+use super::{connect::PgConnection, error::PostgresFault, server::PostgresServer, turns};
 use crate::{
     message::Timestamp,
     store::{
         ConversationId, Page, StoreError, Stored, Summary,
-        attachments::SplitFiles,
+        attachments::AttachmentFiles,
         json,
-        rows::{self, Cells, RowOrigin, count},
+        rows::{self, DatabaseRow, RowOrigin, count},
     },
 };
 
@@ -25,7 +25,7 @@ pub(super) const SNAPSHOT: &str = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ON
 
 /// Reads a conversation in one transaction and one round trip. All parts of the result are from the same moment.
 pub(super) async fn load(
-    connection: &Object,
+    connection: &PgConnection,
     server: &PostgresServer,
     id: &ConversationId,
 ) -> Result<Stored, PostgresFault> {
@@ -74,8 +74,8 @@ pub(super) async fn load(
 }
 
 /// Decodes the rows of files.
-pub(super) fn files(rows: &[Row]) -> Result<Rc<SplitFiles>, PostgresFault> {
-    let files = Rc::<SplitFiles>::default();
+pub(super) fn files(rows: &[Row]) -> Result<Rc<AttachmentFiles>, PostgresFault> {
+    let files = Rc::<AttachmentFiles>::default();
     for row in rows {
         files.add(row.try_get(0)?, row.try_get(1)?);
     }
@@ -83,7 +83,7 @@ pub(super) fn files(rows: &[Row]) -> Result<Rc<SplitFiles>, PostgresFault> {
 }
 
 pub(super) async fn summary(
-    connection: &Object,
+    connection: &PgConnection,
     server: &PostgresServer,
     id: &ConversationId,
 ) -> Result<Summary, PostgresFault> {
@@ -93,7 +93,7 @@ pub(super) async fn summary(
 }
 
 pub(super) async fn list(
-    connection: &Object,
+    connection: &PgConnection,
     server: &PostgresServer,
     page: &Page,
 ) -> Result<Vec<Summary>, PostgresFault> {
@@ -110,7 +110,7 @@ pub(super) async fn list(
     found.iter().map(|row| rows::summary(row, &server.place)).collect()
 }
 
-impl Cells for Row {
+impl DatabaseRow for Row {
     type Misread = PostgresFault;
 
     /// The numbers in columns of 32 bits have no sign.

@@ -3,7 +3,7 @@
 use tokio_postgres::Row;
 
 use super::{
-    connect::Object,
+    connect::PgConnection,
     error::PostgresFault,
     filter::{self, SqlQuery},
     read::system_time,
@@ -13,9 +13,9 @@ use crate::{
     message::Message,
     store::{
         Filter, Found, Hit, Listing, Page, Query as Words, StoreError,
-        attachments::SplitFiles,
+        attachments::AttachmentFiles,
         json,
-        rows::{Candidates, RowOrigin, count, summary},
+        rows::{PageCandidates, RowOrigin, count, summary},
         search::searched_text,
         words::{RULE, spaced},
     },
@@ -44,7 +44,10 @@ const SORTED: f64 = 20_000.0;
 
 /// Creates the indexes, without blocking writers. A broken index from an interrupted attempt is replaced, and so is an
 /// index that was made by an earlier rule for words.
-pub(super) async fn create_index(connection: &Object, server: &PostgresServer) -> Result<(), PostgresFault> {
+pub(super) async fn create_index(
+    connection: &PgConnection,
+    server: &PostgresServer,
+) -> Result<(), PostgresFault> {
     let schema = &server.sql.schema;
     // Remove the time limits of statements, because creating an index can take long.
     connection.batch_execute("SET statement_timeout = 0; SET lock_timeout = 0").await?;
@@ -67,7 +70,7 @@ pub(super) async fn create_index(connection: &Object, server: &PostgresServer) -
 
 /// Makes the words of all rows of a table whose words were made by another rule. `key` is the column with the key of the
 /// conversation.
-async fn renew(connection: &Object, table: &str, key: &str, text: &str) -> Result<(), PostgresFault> {
+async fn renew(connection: &PgConnection, table: &str, key: &str, text: &str) -> Result<(), PostgresFault> {
     let select = format!(
         "SELECT {key}, {text} FROM {table} WHERE rule <> {RULE} AND {text} IS NOT NULL AND {key} >= $1
          ORDER BY {key} LIMIT {BATCH}"
@@ -87,7 +90,7 @@ async fn renew(connection: &Object, table: &str, key: &str, text: &str) -> Resul
             first = row.try_get(0)?;
             let text: &str = row.try_get(1)?;
             // A title is a JSON string. A damaged message has no words.
-            let message = SplitFiles::ignored().apply(|| json::parse::<Message>(text));
+            let message = AttachmentFiles::ignored().apply(|| json::parse::<Message>(text));
             let shown = message.map(|message| searched_text(&message));
             let shown = shown.or_else(|_| json::parse(text)).unwrap_or_default();
             keys.push(first);
@@ -101,7 +104,11 @@ async fn renew(connection: &Object, table: &str, key: &str, text: &str) -> Resul
     }
 }
 
-async fn is_usable(connection: &Object, server: &PostgresServer, name: &str) -> Result<bool, PostgresFault> {
+async fn is_usable(
+    connection: &PgConnection,
+    server: &PostgresServer,
+    name: &str,
+) -> Result<bool, PostgresFault> {
     let usable = connection.prepare_cached(&server.sql.usable_index).await?;
     Ok(connection.query_opt(&usable, &[&name]).await?.is_some())
 }
@@ -130,7 +137,7 @@ fn contained(query: &mut SqlQuery, words: &Words) -> impl Fn(&str) -> String + u
 }
 
 pub(super) async fn search(
-    connection: &Object,
+    connection: &PgConnection,
     server: &PostgresServer,
     words: &Words,
     Listing { filter, page }: &Listing,
@@ -143,14 +150,18 @@ pub(super) async fn search(
     let rows = if expected(connection, server, words).await? <= SORTED {
         filter::rows(connection, &sorted(server, filter, words, page)).await?
     } else {
-        let walked = |candidates: Candidates<'_>| walked(server, candidates, filter, words, page);
+        let walked = |candidates: PageCandidates<'_>| walked(server, candidates, filter, words, page);
         filter::read_page(connection, server, filter, page, walked).await?
     };
     Ok(Found::new(rows.iter().map(|row| hit(row, server, words)).collect::<Result<_, _>>()?))
 }
 
 /// Returns the number of messages that the planner expects to match.
-async fn expected(connection: &Object, server: &PostgresServer, words: &Words) -> Result<f64, PostgresFault> {
+async fn expected(
+    connection: &PgConnection,
+    server: &PostgresServer,
+    words: &Words,
+) -> Result<f64, PostgresFault> {
     let (schema, mut query) = (&server.sql.schema, SqlQuery::default());
     let contain = contained(&mut query, words);
     query.sql = format!("EXPLAIN SELECT FROM {schema}.nodes WHERE {}", contain("words"));
@@ -205,7 +216,7 @@ fn sorted(server: &PostgresServer, filter: &Filter, words: &Words, page: &Page) 
 /// Returns a query that examines the conversations in the order of the list until the page is full.
 fn walked(
     server: &PostgresServer,
-    candidates: Candidates<'_>,
+    candidates: PageCandidates<'_>,
     filter: &Filter,
     words: &Words,
     page: &Page,
@@ -216,11 +227,11 @@ fn walked(
     let (after, end) = paged(&mut query, page);
     let all = format!("SELECT * FROM {schema}.conversations");
     let source = match candidates {
-        Candidates::Labelled(name, value) => {
+        PageCandidates::Labelled(name, value) => {
             let labelled = query.labelled(schema, name, value);
             format!("({all} WHERE key = ANY ({labelled}) AND {after} ORDER BY updated DESC, id)")
         }
-        Candidates::Listed(examined) => {
+        PageCandidates::Listed(examined) => {
             let examined = query.param(examined);
             format!("({all} WHERE {after} ORDER BY updated DESC, id LIMIT {examined} OFFSET 0)")
         }
@@ -264,6 +275,6 @@ fn hit(row: &Row, server: &PostgresServer, words: &Words) -> Result<Hit, Postgre
     let Some(number) = row.try_get::<_, Option<i64>>(9)? else { return Ok(Hit::title(summary)) };
     let origin = RowOrigin { id: &summary.id, place: &server.place };
     let (parent, message) = (row.try_get(10)?, row.try_get(11)?);
-    let node = SplitFiles::ignored().apply(|| origin.node(number, parent, message, None, false))?;
+    let node = AttachmentFiles::ignored().apply(|| origin.node(number, parent, message, None, false))?;
     Ok(Hit::message(summary.clone(), node.id(), node.message(), words))
 }

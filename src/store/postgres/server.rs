@@ -8,11 +8,11 @@ use tokio::{runtime, time::timeout};
 use tracing::Instrument;
 
 use super::{
-    connect::{HostByHost, Object},
-    error::{PostgresFault, Remedy, failed, no_connection, remedy, silent},
+    connect::{PgConnection, PostgresHostConnector},
+    error::{PostgresFault, PostgresRetryRemedy, failed, no_connection, remedy, silent},
     migrate::{is_current, migrate},
     search,
-    sql::Sql,
+    sql::PostgresStatements,
 };
 use crate::store::{ConversationId, StoreError};
 
@@ -38,14 +38,14 @@ impl ConnectLimits {
 
 /// The connections that an operation uses.
 #[derive(Clone, Copy)]
-pub(super) enum Lane {
+pub(super) enum PgPoolKind {
     Conversations,
     /// Connections for renewals. They are separate from the other connections, so that work on conversations never
     /// delays the renewal of a lease.
     Leases,
 }
 
-impl Lane {
+impl PgPoolKind {
     fn connections(self, limits: &ConnectLimits) -> usize {
         match self {
             Self::Conversations => limits.connections,
@@ -71,9 +71,9 @@ pub(super) struct PostgresServer {
     /// The host, port and database.
     pub(super) place: String,
     pub(super) limits: ConnectLimits,
-    pub(super) sql: Sql,
-    conversations: Pool<HostByHost>,
-    leases: Pool<HostByHost>,
+    pub(super) sql: PostgresStatements,
+    conversations: Pool<PostgresHostConnector>,
+    leases: Pool<PostgresHostConnector>,
 }
 
 /// The number of attempts of an operation. An operation is repeated even if it may have succeeded. This is safe for
@@ -82,8 +82,12 @@ const TRIES: usize = 3;
 
 impl PostgresServer {
     /// Creates the pools, without connecting.
-    pub(super) fn new(hosts: &HostByHost, schema: &str, limits: ConnectLimits) -> Result<Self, StoreError> {
-        let pool = |lane: Lane| {
+    pub(super) fn new(
+        hosts: &PostgresHostConnector,
+        schema: &str,
+        limits: ConnectLimits,
+    ) -> Result<Self, StoreError> {
+        let pool = |lane: PgPoolKind| {
             Pool::builder(hosts.clone())
                 .max_size(lane.connections(&limits))
                 .runtime(Runtime::Tokio1)
@@ -91,17 +95,23 @@ impl PostgresServer {
                 .build()
                 .map_err(|error| StoreError::failed("making a pool of connections", error))
         };
-        let (conversations, leases) = (pool(Lane::Conversations)?, pool(Lane::Leases)?);
-        Ok(Self { place: hosts.place.clone(), limits, sql: Sql::new(schema), conversations, leases })
+        let (conversations, leases) = (pool(PgPoolKind::Conversations)?, pool(PgPoolKind::Leases)?);
+        Ok(Self {
+            place: hosts.place.clone(),
+            limits,
+            sql: PostgresStatements::new(schema),
+            conversations,
+            leases,
+        })
     }
 
     /// Runs an operation on a connection. If the connection breaks, repeats the operation on another connection.
     pub(super) async fn run<I, T>(
         &self,
-        lane: Lane,
+        lane: PgPoolKind,
         id: Option<&ConversationId>,
         input: &I,
-        operation: impl for<'a> Fn(&'a Object, &'a Self, &'a I) -> BoxFuture<'a, Result<T, PostgresFault>>,
+        operation: impl for<'a> Fn(&'a PgConnection, &'a Self, &'a I) -> BoxFuture<'a, Result<T, PostgresFault>>,
     ) -> Result<T, StoreError> {
         let (mut tries, mut silences) = (0, 0);
         loop {
@@ -111,7 +121,7 @@ impl PostgresServer {
             let Ok(done) = timeout(patience, operation(&connection, self, input)).await else {
                 discard(connection);
                 silences += 1;
-                if matches!(lane, Lane::Leases) && silences == 1 {
+                if matches!(lane, PgPoolKind::Leases) && silences == 1 {
                     // The idle connections may not respond either, so close them before the second attempt.
                     drop(self.leases.retain(|_, _| false));
                     continue;
@@ -124,12 +134,12 @@ impl PostgresServer {
                 Err(PostgresFault::Database(error)) => error,
             };
             let again = match remedy(&error) {
-                Remedy::Reconnect => {
+                PostgresRetryRemedy::Reconnect => {
                     discard(connection);
                     true
                 }
-                Remedy::Again => true,
-                Remedy::None => false,
+                PostgresRetryRemedy::Again => true,
+                PostgresRetryRemedy::None => false,
             };
             if !again || tries == TRIES {
                 return Err(failed(&self.place, &self.limits, id, error));
@@ -139,7 +149,7 @@ impl PostgresServer {
 
     /// Creates or updates the schema. The time limits of operations do not apply to the migration.
     pub(super) async fn migrate(&self, schema: &str) -> Result<(), StoreError> {
-        let connection = self.connection(Lane::Conversations).await?;
+        let connection = self.connection(PgPoolKind::Conversations).await?;
         // The time limit of an operation applies to this check, but not to the migration itself.
         let looked = timeout(self.limits.answer(), is_current(&connection, schema, &self.place)).await;
         let done = match looked {
@@ -159,7 +169,7 @@ impl PostgresServer {
 
     /// Creates the indexes for searches, without a time limit.
     pub(super) async fn create_search_index(&self) -> Result<(), StoreError> {
-        let connection = self.connection(Lane::Conversations).await?;
+        let connection = self.connection(PgPoolKind::Conversations).await?;
         let done = search::create_index(&connection, self).await;
         // Close this connection, because creating the index has changed its time limits.
         discard(connection);
@@ -169,10 +179,10 @@ impl PostgresServer {
         })
     }
 
-    async fn connection(&self, lane: Lane) -> Result<Object, StoreError> {
+    async fn connection(&self, lane: PgPoolKind) -> Result<PgConnection, StoreError> {
         let pool = match lane {
-            Lane::Conversations => &self.conversations,
-            Lane::Leases => &self.leases,
+            PgPoolKind::Conversations => &self.conversations,
+            PgPoolKind::Leases => &self.leases,
         };
         let connections = lane.connections(&self.limits);
         pool.get().await.map_err(|error| no_connection(&self.place, &self.limits, connections, error))
@@ -180,15 +190,15 @@ impl PostgresServer {
 }
 
 /// Closes a connection whose state is unknown.
-fn discard(connection: Object) {
-    drop(Object::take(connection));
+fn discard(connection: PgConnection) {
+    drop(PgConnection::take(connection));
 }
 
 /// The threads that serve connections and run operations, separate from the application's runtime. They continue to
 /// work while the application's runtime is blocked, and they serve operations from every runtime.
-pub(super) struct Threads(Option<runtime::Runtime>);
+pub(super) struct PostgresRuntime(Option<runtime::Runtime>);
 
-impl Threads {
+impl PostgresRuntime {
     pub(super) fn start() -> Result<Self, StoreError> {
         let runtime = runtime::Builder::new_multi_thread()
             .worker_threads(2)
@@ -215,7 +225,7 @@ impl Threads {
     }
 }
 
-impl Drop for Threads {
+impl Drop for PostgresRuntime {
     fn drop(&mut self) {
         // This call does not wait, so the store may be dropped in any context.
         if let Some(runtime) = self.0.take() {

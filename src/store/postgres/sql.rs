@@ -3,7 +3,7 @@
 use crate::store::{StoreError, ledger::IS_KEPT_LABEL, words::RULE};
 
 /// The statements for one schema.
-pub(super) struct Sql {
+pub(super) struct PostgresStatements {
     pub(super) create: String,
     pub(super) created_by: String,
     pub(super) write: String,
@@ -357,7 +357,7 @@ SET owner = NULL, owner_address = NULL, expires = '-infinity',
     mark_version = CASE WHEN owner IS NULL OR $3 IS NULL THEN mark_version ELSE version END
 WHERE id = $1 AND epoch = $2";
 
-impl Sql {
+impl PostgresStatements {
     /// Returns the query for the summaries of a page, given the query for the page's conversations.
     pub(super) fn page_of(&self, conversations: &str) -> String {
         page_of(&self.summary_columns, conversations)
@@ -458,11 +458,11 @@ pub(super) fn check_schema(name: &str) -> Result<(), StoreError> {
     #[error(
         "{0:?} is not a valid schema name: use 1 to {LONGEST} bytes, without zero bytes and not beginning with pg_"
     )]
-    struct Unusable(String);
+    struct InvalidSchemaName(String);
 
     // Names that begin with `pg_` are reserved for the system.
     if name.is_empty() || name.len() > LONGEST || name.contains('\0') || name.starts_with("pg_") {
-        return Err(StoreError::misconfigured("the schema name", Unusable(name.to_owned())));
+        return Err(StoreError::misconfigured("the schema name", InvalidSchemaName(name.to_owned())));
     }
     Ok(())
 }

@@ -6,7 +6,7 @@ use futures_util::future::join4;
 use tokio_postgres::{Row, types::ToSql};
 
 use super::{
-    connect::Object,
+    connect::PgConnection,
     error::PostgresFault,
     filter::{SqlQuery, rarest},
     read::{SNAPSHOT, files, system_time},
@@ -15,10 +15,11 @@ use super::{
 };
 use crate::store::{
     ConversationId, Filter, Listing, Page, StoreError, StoredTurn, TurnSummary, Turns, Version,
-    attachments::SplitFiles,
+    attachments::AttachmentFiles,
     json,
     rows::{
-        self, Cells, OF_TURN, ReadTurn, RecordRow, RowOrigin, SORTED, conversation_id, count, labels, owner,
+        self, DatabaseRow, OF_TURN, RecordRow, RowOrigin, SORTED, StoredTurnRows, conversation_id, count,
+        labels, owner,
     },
 };
 
@@ -38,10 +39,10 @@ pub(super) fn params(record: &RecordRow) -> Vec<&(dyn ToSql + Sync)> {
 }
 
 /// Reads the columns of a turn, which begin at the column `at` of the row.
-fn columns(row: &Row, at: usize) -> Result<ReadTurn, PostgresFault> {
+fn columns(row: &Row, at: usize) -> Result<StoredTurnRows, PostgresFault> {
     let approvals: Option<&str> = row.try_get(at + 5)?;
     let approvals = approvals.map(json::parse).transpose().map_err(damaged)?.unwrap_or_default();
-    Ok(ReadTurn { approvals, ..rows::turn(row, at, row.time(at + 6)?)? })
+    Ok(StoredTurnRows { approvals, ..rows::turn(row, at, row.time(at + 6)?)? })
 }
 
 /// Returns the error for approvals or pending messages whose JSON from the database can't be read.
@@ -60,7 +61,7 @@ pub(super) fn read(row: &Row, origin: &RowOrigin<'_>) -> Result<Option<StoredTur
         return Ok(None);
     }
     let pending: Option<&str> = row.try_get(9)?;
-    let turn = ReadTurn {
+    let turn = StoredTurnRows {
         pending: pending.map(json::parse).transpose().map_err(damaged)?.unwrap_or_default(),
         ..columns(row, 0)?
     };
@@ -68,7 +69,7 @@ pub(super) fn read(row: &Row, origin: &RowOrigin<'_>) -> Result<Option<StoredTur
 }
 
 pub(super) async fn turn(
-    connection: &Object,
+    connection: &PgConnection,
     server: &PostgresServer,
     id: &ConversationId,
 ) -> Result<Option<StoredTurn>, PostgresFault> {
@@ -162,7 +163,7 @@ fn page_of(
 }
 
 pub(super) async fn list(
-    connection: &Object,
+    connection: &PgConnection,
     server: &PostgresServer,
     which: Turns,
     Listing { filter, page }: &Listing,
@@ -184,7 +185,7 @@ pub(super) async fn list(
         let (id, version) = (conversation_id(row, 1, &server.place)?, Version::new(row.bits(2)?));
         let (owner, labels) = (owner(row, 3)?, labels(row, 5)?.unwrap_or_default());
         let turn = columns(row, 6)?;
-        let turn = SplitFiles::ignored().apply(|| turn.into_turn(version));
+        let turn = AttachmentFiles::ignored().apply(|| turn.into_turn(version));
         Ok(TurnSummary { labels, owner, ..TurnSummary::new(id, &turn) }.aged(age))
     });
     listed.collect()

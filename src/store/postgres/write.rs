@@ -4,11 +4,11 @@ use std::{collections::BTreeMap, sync::OnceLock, time::Duration};
 
 use tokio_postgres::types::ToSql;
 
-use super::{connect::Object, error::PostgresFault, ledger, server::PostgresServer, turns};
+use super::{connect::PgConnection, error::PostgresFault, ledger, server::PostgresServer, turns};
 use crate::{
     store::{
         Change, ConversationId, Labels, Lease, StoreError, Version, Write, WriteId,
-        rows::{Column, NodeRow, RowChanges, RowOrigin, number},
+        rows::{ColumnChange, NodeRow, RowChanges, RowOrigin, number},
         words::spaced,
     },
     tree::Erased,
@@ -19,7 +19,7 @@ use crate::{
 pub(super) const TRIES: usize = 5;
 
 pub(super) async fn write(
-    connection: &Object,
+    connection: &PgConnection,
     server: &PostgresServer,
     id: &ConversationId,
     write: &Write,
@@ -34,13 +34,13 @@ pub(super) async fn write(
 }
 
 async fn create(
-    connection: &Object,
+    connection: &PgConnection,
     server: &PostgresServer,
     id: &ConversationId,
     write: WriteId,
     change: &RowChanges,
 ) -> Result<Version, PostgresFault> {
-    let (Column::Set(title), Column::Set(state)) = (&change.title, &change.state) else {
+    let (ColumnChange::Set(title), ColumnChange::Set(state)) = (&change.title, &change.state) else {
         unreachable!("a whole state sets both");
     };
     let (names, values) = label_columns(&change.labels).unwrap_or_default();
@@ -82,7 +82,7 @@ async fn create(
 }
 
 async fn change(
-    connection: &Object,
+    connection: &PgConnection,
     server: &PostgresServer,
     id: &ConversationId,
     write: &Write,
@@ -104,17 +104,17 @@ async fn change(
         ..
     } = change;
     let (sets_head, head) = match head {
-        Column::Keep => (false, None),
-        Column::Set(head) => (true, head.map(number)),
+        ColumnChange::Keep => (false, None),
+        ColumnChange::Set(head) => (true, head.map(number)),
     };
     let (sets_title, title) = match title {
-        Column::Keep => (false, None),
-        Column::Set(title) => (true, title.as_deref()),
+        ColumnChange::Keep => (false, None),
+        ColumnChange::Set(title) => (true, title.as_deref()),
     };
     let (title, title_words) = (encode_title(title), title.map_or_else(|| spaced(""), spaced));
     let state = match state {
-        Column::Keep => None,
-        Column::Set(state) => Some(state),
+        ColumnChange::Keep => None,
+        ColumnChange::Set(state) => Some(state),
     };
     let ids: Vec<_> = nodes.iter().map(|node| number(node.id)).collect();
     let parents: Vec<_> = nodes.iter().map(|node| node.parent.map(number)).collect();
@@ -170,7 +170,7 @@ async fn change(
 
 /// Removes nodes.
 async fn erase(
-    connection: &Object,
+    connection: &PgConnection,
     server: &PostgresServer,
     id: &ConversationId,
     write: &Write,
@@ -197,7 +197,7 @@ async fn erase(
 
 /// Performs a write with a statement. The first parameters of the statement are those of the write, and `more` follows.
 async fn perform(
-    connection: &Object,
+    connection: &PgConnection,
     server: &PostgresServer,
     id: &ConversationId,
     write: &Write,
@@ -239,7 +239,7 @@ async fn perform(
 /// that the first attempt found under this id. A repetition after a lost response uses this key, so it does not delete a
 /// later conversation.
 pub(super) async fn delete(
-    connection: &Object,
+    connection: &PgConnection,
     server: &PostgresServer,
     id: &ConversationId,
     lease: Option<&Lease>,
@@ -279,10 +279,10 @@ pub(super) fn restless(id: &ConversationId) -> StoreError {
 }
 
 /// Returns the names and the values of labels, if a write replaces the labels.
-fn label_columns(labels: &Column<Labels>) -> Option<(Vec<&str>, Vec<&str>)> {
+fn label_columns(labels: &ColumnChange<Labels>) -> Option<(Vec<&str>, Vec<&str>)> {
     match labels {
-        Column::Keep => None,
-        Column::Set(labels) => Some(labels.iter().unzip()),
+        ColumnChange::Keep => None,
+        ColumnChange::Set(labels) => Some(labels.iter().unzip()),
     }
 }
 

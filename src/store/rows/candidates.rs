@@ -22,7 +22,7 @@ const MANY: i64 = 50_000;
 
 /// The conversations from which a query takes a page.
 #[derive(Debug, Clone, Copy)]
-pub(in crate::store) enum Candidates<'f> {
+pub(in crate::store) enum PageCandidates<'f> {
     /// All conversations with this label, by its name and its value.
     Labelled(&'f str, &'f str),
     /// The conversations in the order of the list. If there is a bound, only the conversations up to it are examined.
@@ -32,7 +32,7 @@ pub(in crate::store) enum Candidates<'f> {
 }
 
 /// Finds the label of a filter that the fewest conversations have, if at most a certain number of conversations have it.
-pub(in crate::store) struct Rarest<'f> {
+pub(in crate::store) struct RarestLabelSearch<'f> {
     labels: Vec<(&'f str, &'f str)>,
     /// The number of labels that were counted up to the current bound.
     counted: usize,
@@ -42,7 +42,7 @@ pub(in crate::store) struct Rarest<'f> {
     most: Option<i64>,
 }
 
-impl<'f> Rarest<'f> {
+impl<'f> RarestLabelSearch<'f> {
     pub(in crate::store) fn new(filter: &'f Filter, most: i64) -> Self {
         let labels: Vec<_> = filter.labels.iter().collect();
         let (first, most) = if labels.len() > 1 { (RARE, Some(most)) } else { (most, None) };
@@ -76,48 +76,48 @@ impl<'f> Rarest<'f> {
 }
 
 /// The decision how to read a page of a filtered list.
-pub(in crate::store) struct Plan<'f> {
+pub(in crate::store) struct FilteredPagePlan<'f> {
     filter: &'f Filter,
-    rarest: Rarest<'f>,
+    rarest: RarestLabelSearch<'f>,
     has_walked: bool,
 }
 
 /// The next step towards a page.
-pub(in crate::store) enum NextCandidates<'f> {
+pub(in crate::store) enum FilteredPageStep<'f> {
     /// Count the conversations with this label, up to this bound.
     Count(&'f str, &'f str, i64),
     /// Read the page from the first [`WALKED`] conversations of the list. If they do not fill the page, go on.
     Walk,
     /// Read the page from these conversations.
-    Read(Candidates<'f>),
+    Read(PageCandidates<'f>),
 }
 
-impl<'f> Plan<'f> {
+impl<'f> FilteredPagePlan<'f> {
     pub(in crate::store) fn new(filter: &'f Filter) -> Self {
-        Self { filter, rarest: Rarest::new(filter, SORTED), has_walked: false }
+        Self { filter, rarest: RarestLabelSearch::new(filter, SORTED), has_walked: false }
     }
 
-    pub(in crate::store) fn next(&self) -> NextCandidates<'f> {
+    pub(in crate::store) fn next(&self) -> FilteredPageStep<'f> {
         if let Some((name, value, most)) = self.rarest.question() {
-            return NextCandidates::Count(name, value, most);
+            return FilteredPageStep::Count(name, value, most);
         }
         match self.rarest.found() {
-            Some((name, value)) => NextCandidates::Read(Candidates::Labelled(name, value)),
+            Some((name, value)) => FilteredPageStep::Read(PageCandidates::Labelled(name, value)),
             None if self.has_walked || self.filter.labels.is_empty() => {
-                NextCandidates::Read(Candidates::Listed(None))
+                FilteredPageStep::Read(PageCandidates::Listed(None))
             }
-            None => NextCandidates::Walk,
+            None => FilteredPageStep::Walk,
         }
     }
 
-    /// Takes the count of the label in [`Next::Count`].
+    /// Takes the count of the label in [`FilteredPageStep::Count`].
     pub(in crate::store) fn counted(&mut self, count: i64) {
         self.rarest.answer(count);
     }
 
     /// Records that the first conversations of the list did not fill the page.
     pub(in crate::store) fn walked(&mut self) {
-        (self.has_walked, self.rarest) = (true, Rarest::new(self.filter, MANY));
+        (self.has_walked, self.rarest) = (true, RarestLabelSearch::new(self.filter, MANY));
     }
 }
 
@@ -130,21 +130,21 @@ mod tests {
     fn steps(counts: &[i64]) -> Vec<String> {
         let pairs = counts.iter().enumerate().map(|(at, count)| (format!("n{at}"), count.to_string()));
         let filter = Filter::with(Labels::new(pairs).unwrap());
-        let (mut plan, mut steps) = (Plan::new(&filter), Vec::new());
+        let (mut plan, mut steps) = (FilteredPagePlan::new(&filter), Vec::new());
         loop {
             match plan.next() {
-                NextCandidates::Count(name, value, most) => {
+                FilteredPageStep::Count(name, value, most) => {
                     steps.push(format!("count {name} to {most}"));
                     plan.counted(value.parse::<i64>().unwrap().min(most));
                 }
-                NextCandidates::Walk => {
+                FilteredPageStep::Walk => {
                     steps.push("walk".to_owned());
                     plan.walked();
                 }
-                NextCandidates::Read(candidates) => {
+                FilteredPageStep::Read(candidates) => {
                     steps.push(match candidates {
-                        Candidates::Labelled(name, _) => format!("sort {name}"),
-                        Candidates::Listed(_) => "list".to_owned(),
+                        PageCandidates::Labelled(name, _) => format!("sort {name}"),
+                        PageCandidates::Listed(_) => "list".to_owned(),
                     });
                     return steps;
                 }

@@ -10,7 +10,7 @@ use super::{FileRows, OF_TURN, json, node_id};
 use crate::{
     message::{Message, Timestamp},
     run::{PendingUse, TurnRecord},
-    store::{Commit, ConversationId, StoreError, StoredTurn, TurnChange, Version, digest::Digest},
+    store::{Commit, ConversationId, StoreError, StoredTurn, TurnChange, Version, digest::ContentHasher},
 };
 
 /// The change of a write to the turn in flight.
@@ -106,14 +106,14 @@ fn key_of(tool_use: &str) -> String {
     if tool_use.len() <= LONGEST {
         return serde_json::Value::from(tool_use).to_string();
     }
-    let mut digest = Digest::default();
+    let mut digest = ContentHasher::default();
     digest.part(tool_use.as_bytes());
     format!("digest {:032x}", digest.value())
 }
 
 /// The rows of a turn in flight, as they were read. The texts have not been checked.
 #[derive(Default)]
-pub(in crate::store) struct ReadTurn {
+pub(in crate::store) struct StoredTurnRows {
     pub(in crate::store) turn: String,
     pub(in crate::store) record: String,
     pub(in crate::store) head: Option<i64>,
@@ -126,7 +126,7 @@ pub(in crate::store) struct ReadTurn {
     pub(in crate::store) approvals: Vec<(String, Timestamp)>,
 }
 
-impl ReadTurn {
+impl StoredTurnRows {
     /// Returns the turn. If a part can't be read, the turn is damaged, and the rest of the conversation can be used.
     pub(in crate::store) fn into_turn(self, version: Version) -> StoredTurn {
         let Self { since, recorded, now, .. } = self;
@@ -172,7 +172,7 @@ mod tests {
         let record = TurnRecord::new(7, turn.parse().unwrap(), "{}").with_lives(3).with_orderly(true);
         let read = |approvals, turn: &str| {
             let (turn, record) = (turn.to_owned(), serde_json::to_string(&record).unwrap());
-            let read = ReadTurn { turn, record, approvals, ..ReadTurn::default() };
+            let read = StoredTurnRows { turn, record, approvals, ..StoredTurnRows::default() };
             let StoredTurn { record, damage, .. } = read.into_turn(Version::new(1));
             (record.format, record.lives, record.orderly, damage.is_some())
         };

@@ -37,7 +37,7 @@ pub(super) const LOG_LIMIT: u32 = 16 * 1024 * 1024;
 const WRITER_CACHE_KIB: i64 = 8_000;
 
 /// The settings of the database, and the state of its file when it was opened.
-pub(super) struct Database {
+pub(super) struct SqliteDatabase {
     pub(super) file: PathBuf,
     pub(super) durability: Durability,
     /// The maximum time to wait for another process's transaction.
@@ -75,7 +75,7 @@ impl From<StoreError> for SqliteFault {
     }
 }
 
-impl Database {
+impl SqliteDatabase {
     pub(super) fn new(file: PathBuf, durability: Durability, busy: Duration, lease: Duration) -> Self {
         Self { file, durability, busy, lease, opened: None, unchanging: None }
     }
@@ -360,14 +360,14 @@ fn refusal(code: i32, reason: &str) -> rusqlite::Error {
 
 /// The statements of one write. If it is dropped without a commit, a transaction of its own is rolled back. A shared
 /// transaction is rolled back by the code that has begun it.
-pub(super) enum Scope<'a> {
+pub(super) enum SqliteWriteTransaction<'a> {
     /// A transaction for this write alone.
     Transaction(Transaction<'a>),
     /// A part of a transaction that several writes share.
     Part(&'a Connection),
 }
 
-impl Scope<'_> {
+impl SqliteWriteTransaction<'_> {
     pub(super) fn commit(self) -> Result<(), rusqlite::Error> {
         match self {
             Self::Transaction(transaction) => transaction.commit(),
@@ -376,7 +376,7 @@ impl Scope<'_> {
     }
 }
 
-impl Deref for Scope<'_> {
+impl Deref for SqliteWriteTransaction<'_> {
     type Target = Connection;
 
     fn deref(&self) -> &Connection {
@@ -388,11 +388,13 @@ impl Deref for Scope<'_> {
 }
 
 /// Begins a transaction that immediately excludes other writers, or a part of the transaction in progress.
-pub(super) fn begin(connection: &mut Connection) -> Result<Scope<'_>, rusqlite::Error> {
+pub(super) fn begin(connection: &mut Connection) -> Result<SqliteWriteTransaction<'_>, rusqlite::Error> {
     if connection.is_autocommit() {
-        connection.transaction_with_behavior(TransactionBehavior::Immediate).map(Scope::Transaction)
+        connection
+            .transaction_with_behavior(TransactionBehavior::Immediate)
+            .map(SqliteWriteTransaction::Transaction)
     } else {
-        Ok(Scope::Part(connection))
+        Ok(SqliteWriteTransaction::Part(connection))
     }
 }
 
@@ -426,14 +428,17 @@ fn sync_folder(_: &Path) -> io::Result<()> {
 fn check_linked(number: i32, version: &str) -> Result<(), StoreError> {
     #[derive(Debug, thiserror::Error)]
     #[error("the program is linked with SQLite {found}, which can lose writes; link {} or later", OLDEST.1)]
-    struct TooOld {
+    struct SqliteTooOldError {
         found: String,
     }
 
     if number >= OLDEST.0 {
         return Ok(());
     }
-    Err(StoreError::misconfigured("the SQLite of this program", TooOld { found: version.to_owned() }))
+    Err(StoreError::misconfigured(
+        "the SQLite of this program",
+        SqliteTooOldError { found: version.to_owned() },
+    ))
 }
 
 /// Returns the file's absolute path, so that later changes of the working directory have no effect.
@@ -454,7 +459,7 @@ mod tests {
         fs::create_dir(&folder).unwrap();
         for durability in [Durability::Machine, Durability::Process] {
             let file = folder.join(format!("{durability:?}"));
-            let mut database = Database::new(file, durability, Duration::ZERO, Duration::ZERO);
+            let mut database = SqliteDatabase::new(file, durability, Duration::ZERO, Duration::ZERO);
             let opened = database.open(2).unwrap();
             for connection in opened.readers.iter().chain(&opened.writer) {
                 for pragma in ["fullfsync", "checkpoint_fullfsync", "secure_delete"] {
@@ -471,7 +476,8 @@ mod tests {
 
     #[test]
     fn failed_with_too_large_content_names_the_conversation() {
-        let database = Database::new("file".into(), Durability::Machine, Duration::ZERO, Duration::ZERO);
+        let database =
+            SqliteDatabase::new("file".into(), Durability::Machine, Duration::ZERO, Duration::ZERO);
         let id = ConversationId::new("a").unwrap();
         let fault = || refusal(ffi::SQLITE_TOOBIG, "string or blob too big").into();
         let error = database.failed("writing to", Some(&id), fault());

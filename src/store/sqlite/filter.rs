@@ -5,24 +5,24 @@ use std::fmt::Write as _;
 use rusqlite::{Connection, OptionalExtension, ToSql, params, params_from_iter, types::Value};
 
 use super::{
-    database::{Database, SqliteFault},
+    database::{SqliteDatabase, SqliteFault},
     read,
     row::{listed, summaries},
     write::millis,
 };
 use crate::store::{
     Filter, Listing, Page, Summary,
-    rows::{Candidates, NextCandidates, Plan, Rarest, WALKED, count},
+    rows::{FilteredPagePlan, FilteredPageStep, PageCandidates, RarestLabelSearch, WALKED, count},
 };
 
 /// A condition with its parameters.
 #[derive(Default)]
-pub(super) struct Condition {
+pub(super) struct SqlCondition {
     pub(super) sql: String,
     pub(super) params: Vec<Value>,
 }
 
-impl Condition {
+impl SqlCondition {
     /// Returns the condition that a conversation matches the filter. `key` is the SQL of the conversation's key.
     pub(super) fn on(key: &str, filter: &Filter) -> Self {
         Self::on_rest(key, filter, None)
@@ -79,7 +79,7 @@ pub(super) fn rarest<'f>(
     filter: &'f Filter,
     most: i64,
 ) -> Result<Option<(&'f str, &'f str)>, SqliteFault> {
-    let mut rarest = Rarest::new(filter, most);
+    let mut rarest = RarestLabelSearch::new(filter, most);
     while let Some((name, value, most)) = rarest.question() {
         rarest.answer(counted(connection, name, value, most)?);
     }
@@ -91,16 +91,18 @@ pub(super) fn read_page<T>(
     connection: &Connection,
     filter: &Filter,
     page: &Page,
-    read: impl Fn(Candidates<'_>) -> Result<Vec<T>, SqliteFault>,
+    read: impl Fn(PageCandidates<'_>) -> Result<Vec<T>, SqliteFault>,
 ) -> Result<Vec<T>, SqliteFault> {
-    let mut plan = Plan::new(filter);
+    let mut plan = FilteredPagePlan::new(filter);
     loop {
         match plan.next() {
-            NextCandidates::Count(name, value, most) => plan.counted(counted(connection, name, value, most)?),
-            NextCandidates::Read(candidates) => return read(candidates),
-            NextCandidates::Walk => {
+            FilteredPageStep::Count(name, value, most) => {
+                plan.counted(counted(connection, name, value, most)?)
+            }
+            FilteredPageStep::Read(candidates) => return read(candidates),
+            FilteredPageStep::Walk => {
                 let since = walked_since(connection, page)?;
-                let first = read(Candidates::Listed(since))?;
+                let first = read(PageCandidates::Listed(since))?;
                 if since.is_none() || first.len() >= page.limit {
                     return Ok(first);
                 }
@@ -122,20 +124,20 @@ fn walked_since(connection: &Connection, page: &Page) -> Result<Option<i64>, Sql
 }
 
 /// Returns the query for the keys of the conversations on this page, with its parameters.
-pub(super) fn keys(candidates: Candidates<'_>, filter: &Filter, page: &Page) -> (String, Vec<Value>) {
+pub(super) fn keys(candidates: PageCandidates<'_>, filter: &Filter, page: &Page) -> (String, Vec<Value>) {
     match candidates {
-        Candidates::Labelled(name, value) => {
+        PageCandidates::Labelled(name, value) => {
             let labelled = "SELECT conversation FROM labels WHERE name = ? AND value = ?";
             let params = [name, value].map(|text| Value::from(text.to_owned()));
-            keys_in(labelled, params.into(), &Condition::on_rest(KEY, filter, Some(name)), page)
+            keys_in(labelled, params.into(), &SqlCondition::on_rest(KEY, filter, Some(name)), page)
         }
-        Candidates::Listed(since) => keys_since(since, filter, page),
+        PageCandidates::Listed(since) => keys_since(since, filter, page),
     }
 }
 
 /// Like [`keys`], but returns a query that considers only the conversations whose keys are in the JSON array `keys`.
 pub(super) fn keys_among(keys: String, filter: &Filter, page: &Page) -> (String, Vec<Value>) {
-    keys_in("SELECT value FROM json_each(?)", vec![keys.into()], &Condition::on(KEY, filter), page)
+    keys_in("SELECT value FROM json_each(?)", vec![keys.into()], &SqlCondition::on(KEY, filter), page)
 }
 
 /// The SQL of a conversation's key.
@@ -148,7 +150,7 @@ fn paged(page: &Page) -> [Value; 2] {
 }
 
 /// Returns a query that reads all conversations whose keys are in `set`, and sorts those that match.
-fn keys_in(set: &str, mut params: Vec<Value>, matches: &Condition, page: &Page) -> (String, Vec<Value>) {
+fn keys_in(set: &str, mut params: Vec<Value>, matches: &SqlCondition, page: &Page) -> (String, Vec<Value>) {
     // Without NOT INDEXED, the planner might read the conversations in the order of the list.
     let mut sql = format!("SELECT key, updated, id FROM conversations NOT INDEXED WHERE key IN ({set})");
     if let Some(after) = &page.after {
@@ -163,7 +165,7 @@ fn keys_in(set: &str, mut params: Vec<Value>, matches: &Condition, page: &Page) 
 
 /// Returns a query that reads the conversations in the order of the list, at most until those with the time `since`.
 fn keys_since(since: Option<i64>, filter: &Filter, page: &Page) -> (String, Vec<Value>) {
-    let matches = Condition::on(KEY, filter);
+    let matches = SqlCondition::on(KEY, filter);
     let (mut sql, mut params) = (String::new(), Vec::new());
     let mut part = |range: &str, bounds: &[Value]| {
         if !sql.is_empty() {
@@ -193,7 +195,7 @@ fn keys_since(since: Option<i64>, filter: &Filter, page: &Page) -> (String, Vec<
 
 pub(super) fn list(
     connection: &mut Connection,
-    database: &Database,
+    database: &SqliteDatabase,
     Listing { filter, page }: Listing,
 ) -> Result<Vec<Summary>, SqliteFault> {
     if filter.is_empty() {
@@ -219,7 +221,7 @@ mod tests {
     use crate::store::Labels;
 
     /// Returns the plan of the query for a page.
-    fn plan(candidates: Candidates<'_>, page: &Page) -> Vec<String> {
+    fn plan(candidates: PageCandidates<'_>, page: &Page) -> Vec<String> {
         let connection = Connection::open_in_memory().unwrap();
         connection.execute_batch(include_str!("migrations/1.sql")).unwrap();
         let filter = Filter::with(Labels::new([("tenant", "a")]).unwrap()).without("archived");
@@ -237,7 +239,7 @@ mod tests {
         });
         let pages = [Page::first(50), after];
         for (page, since) in pages.iter().flat_map(|page| [(page, None), (page, Some(1))]) {
-            let plan = plan(Candidates::Listed(since), page);
+            let plan = plan(PageCandidates::Listed(since), page);
             assert!(!plan.iter().any(|line| line.contains("TEMP B-TREE FOR ORDER BY")), "{plan:?}");
             assert!(plan.iter().any(|line| line.contains("conversations_by_update")), "{plan:?}");
         }
@@ -245,7 +247,7 @@ mod tests {
 
     #[test]
     fn keys_of_a_rare_label_are_found_by_its_index() {
-        let plan = plan(Candidates::Labelled("tenant", "a"), &Page::first(50));
+        let plan = plan(PageCandidates::Labelled("tenant", "a"), &Page::first(50));
         assert!(plan.iter().any(|line| line.contains("labels_by_value")), "{plan:?}");
         assert!(!plan.iter().any(|line| line.starts_with("SCAN conversations")), "{plan:?}");
     }

@@ -5,16 +5,16 @@ use std::ops::Range;
 use rusqlite::{Connection, params, params_from_iter, types::Value};
 
 use super::{
-    database::{Database, SqliteFault},
-    filter::Condition,
-    row::Row,
+    database::{SqliteDatabase, SqliteFault},
+    filter::SqlCondition,
+    row::ConversationRow,
     write::millis,
 };
 use crate::{
     message::{Timestamp, UsageRow, UsageSum},
     store::{
         ConversationId, Filter, Page,
-        ledger::{IS_KEPT_LABEL, Sums},
+        ledger::{IS_KEPT_LABEL, UsageSumsByModel},
         rows::{RowOrigin, cost, count, sum, tokens, usage_row},
     },
 };
@@ -81,12 +81,12 @@ pub(super) fn keep(transaction: &Connection, key: i64) -> Result<(), SqliteFault
 
 pub(super) fn rows(
     connection: &mut Connection,
-    database: &Database,
+    database: &SqliteDatabase,
     id: &ConversationId,
     page: &Page,
 ) -> Result<Vec<UsageRow>, SqliteFault> {
     let transaction = connection.transaction()?;
-    let key = Row::get(&transaction, id)?.key;
+    let key = ConversationRow::get(&transaction, id)?.key;
     let origin = RowOrigin { id, place: &database.place() };
     let mut query = transaction.prepare_cached(
         "SELECT input, cache_read, cache_write, output, reasoning, cost, purpose, turn, step, at, model, ending,
@@ -107,11 +107,11 @@ pub(super) fn used(
     period: Range<Timestamp>,
 ) -> Result<Vec<UsageSum>, SqliteFault> {
     let transaction = connection.transaction()?;
-    let mut sums = Sums::default();
+    let mut sums = UsageSumsByModel::default();
     let kept = "sum(requests), sum(input), sum(cache_read), sum(cache_write), sum(output), sum(reasoning), sum(cost)";
     for (table, time, columns, condition) in [
-        ("usage", "at", SUMS, Condition::on("usage.conversation", filter)),
-        ("kept_usage", "hour", kept, Condition::on_json("labels", filter)),
+        ("usage", "at", SUMS, SqlCondition::on("usage.conversation", filter)),
+        ("kept_usage", "hour", kept, SqlCondition::on_json("labels", filter)),
     ] {
         let sql = format!(
             "SELECT nullif(model, ''), {columns} FROM {table} WHERE {time} >= ? AND {time} < ? AND {} GROUP BY 1",

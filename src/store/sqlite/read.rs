@@ -6,30 +6,34 @@ use std::rc::Rc;
 use rusqlite::{Connection, OptionalExtension, params};
 
 use super::{
-    database::{Database, SqliteFault},
+    database::{SqliteDatabase, SqliteFault},
     ledger::SUMS,
-    row::{self, LABELS, Row, listed, summaries},
+    row::{self, ConversationRow, LABELS, listed, summaries},
     turns,
     write::millis,
 };
 use crate::store::{
     ConversationId, Page, Stored, Summary,
-    attachments::SplitFiles,
-    rows::{self, Cells, RowOrigin, count},
+    attachments::AttachmentFiles,
+    rows::{self, DatabaseRow, RowOrigin, count},
 };
 
 pub(super) fn load(
     connection: &mut Connection,
-    database: &Database,
+    database: &SqliteDatabase,
     id: &ConversationId,
 ) -> Result<Stored, SqliteFault> {
     let transaction = connection.transaction()?;
-    let row = Row::get(&transaction, id)?;
+    let row = ConversationRow::get(&transaction, id)?;
     let files = files(&transaction, row.key, None)?;
     files.apply(|| stored(&transaction, &RowOrigin { id, place: &database.place() }, &row))
 }
 
-fn stored(transaction: &Connection, origin: &RowOrigin<'_>, row: &Row) -> Result<Stored, SqliteFault> {
+fn stored(
+    transaction: &Connection,
+    origin: &RowOrigin<'_>,
+    row: &ConversationRow,
+) -> Result<Stored, SqliteFault> {
     let sql = format!(
         "SELECT conversations.version, created, updated, title, state, head, next_node, {LABELS}, ending, prompts,
              mark, mark_version, title_by_person, used.*
@@ -67,13 +71,13 @@ pub(super) fn files(
     connection: &Connection,
     key: i64,
     place: Option<i32>,
-) -> Result<Rc<SplitFiles>, SqliteFault> {
+) -> Result<Rc<AttachmentFiles>, SqliteFault> {
     let mut query = connection.prepare_cached(
         "SELECT digest, bytes FROM files WHERE conversation = ?1
          AND (?2 IS NULL OR digest IN (SELECT digest FROM file_uses WHERE conversation = ?1 AND place = ?2))",
     )?;
     let mut found = query.query(params![key, place])?;
-    let files = Rc::<SplitFiles>::default();
+    let files = Rc::<AttachmentFiles>::default();
     while let Some(row) = found.next()? {
         files.add(row.get(0)?, &row.get::<_, Vec<u8>>(1)?);
     }
@@ -82,11 +86,11 @@ pub(super) fn files(
 
 pub(super) fn summary(
     connection: &mut Connection,
-    database: &Database,
+    database: &SqliteDatabase,
     id: &ConversationId,
 ) -> Result<Summary, SqliteFault> {
     let transaction = connection.transaction()?;
-    row::summary(&transaction, Row::get(&transaction, id)?.key, &database.place())
+    row::summary(&transaction, ConversationRow::get(&transaction, id)?.key, &database.place())
 }
 
 /// Returns the query that lists conversations, sorted by their last write.
@@ -108,7 +112,7 @@ fn list_after() -> String {
 
 pub(super) fn list(
     connection: &mut Connection,
-    database: &Database,
+    database: &SqliteDatabase,
     page: Page,
 ) -> Result<Vec<Summary>, SqliteFault> {
     let (limit, offset) = (count(page.limit), count(page.offset));

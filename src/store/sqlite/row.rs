@@ -9,11 +9,11 @@ use crate::{
     message::Timestamp,
     store::{
         ConversationId, Epoch, Owner, StoreError, Summary, Version,
-        rows::{self, Cells},
+        rows::{self, DatabaseRow},
     },
 };
 
-impl Cells for rusqlite::Row<'_> {
+impl DatabaseRow for rusqlite::Row<'_> {
     type Misread = SqliteFault;
 
     fn int(&self, column: usize) -> Result<Option<i64>, SqliteFault> {
@@ -49,7 +49,7 @@ impl Cells for rusqlite::Row<'_> {
     }
 }
 
-/// The condition that a conversation has an owner, as in [`Row::is_held`].
+/// The condition that a conversation has an owner, as in [`ConversationRow::is_held`].
 pub(super) const HELD: &str = "(conversations.owner IS NOT NULL \
      AND conversations.expires > CAST(round(unixepoch('subsec') * 1000) AS INTEGER) \
      AND conversations.expires <= CAST(round(unixepoch('subsec') * 1000) AS INTEGER) + 2 * conversations.lasts)";
@@ -85,7 +85,7 @@ pub(super) fn summary(connection: &Connection, key: i64, place: &str) -> Result<
 }
 
 /// The facts that a write needs.
-pub(super) struct Row {
+pub(super) struct ConversationRow {
     pub(super) key: i64,
     pub(super) version: Version,
     pub(super) updated: Timestamp,
@@ -98,7 +98,7 @@ pub(super) struct Row {
     lasts: u64,
 }
 
-impl Row {
+impl ConversationRow {
     pub(super) fn find(connection: &Connection, id: &ConversationId) -> Result<Option<Self>, SqliteFault> {
         let mut query = connection.prepare_cached(
             "SELECT key, version, updated, head, epoch, expires, lasts, owner, owner_address

@@ -8,17 +8,17 @@ use std::collections::HashMap;
 use rusqlite::{Connection, OptionalExtension, params, params_from_iter, types::ValueRef};
 
 use super::{
-    database::{Database, SqliteFault, begin},
+    database::{SqliteDatabase, SqliteFault, begin},
     filter, row,
-    workers::Behind,
+    workers::FollowUpJobQueue,
 };
 use crate::{
     message::Message,
     store::{
         Filter, Found, Hit, Listing, Page, Query, StoreError,
-        attachments::SplitFiles,
+        attachments::AttachmentFiles,
         json,
-        rows::{Candidates, RowOrigin},
+        rows::{PageCandidates, RowOrigin},
         search::searched_text,
         words::{RULE, spaced},
     },
@@ -71,7 +71,12 @@ pub(super) fn is_kept(transaction: &Connection) -> Result<bool, SqliteFault> {
 
 /// Adds the words of a text to the index, each between two spaces, unless there are none or the text is already indexed.
 /// Returns the number of added texts.
-pub(super) fn add(transaction: &Connection, key: i64, place: Place, words: &str) -> Result<i64, SqliteFault> {
+pub(super) fn add(
+    transaction: &Connection,
+    key: i64,
+    place: MatchPosition,
+    words: &str,
+) -> Result<i64, SqliteFault> {
     let (version, at) = place.unzip();
     let added = if words.trim().is_empty() {
         0
@@ -92,7 +97,12 @@ pub(super) fn add(transaction: &Connection, key: i64, place: Place, words: &str)
 }
 
 /// Removes a text from the index. The words of a text that can't be read any more stay, but nothing finds them.
-fn remove(transaction: &Connection, key: i64, place: Place, text: Option<&str>) -> Result<(), SqliteFault> {
+fn remove(
+    transaction: &Connection,
+    key: i64,
+    place: MatchPosition,
+    text: Option<&str>,
+) -> Result<(), SqliteFault> {
     let (version, at) = place.unzip();
     let removed: Option<i64> = transaction
         .prepare_cached(
@@ -129,7 +139,7 @@ fn title_of(transaction: &Connection, key: i64) -> Result<Option<String>, Sqlite
 
 /// Returns the searched text of a stored message. Returns `None` if the message can't be read.
 fn text_of(message: ValueRef<'_>) -> Option<String> {
-    let message: Message = SplitFiles::ignored().apply(|| json::parse(message.as_str().ok()?).ok())?;
+    let message: Message = AttachmentFiles::ignored().apply(|| json::parse(message.as_str().ok()?).ok())?;
     Some(searched_text(&message))
 }
 
@@ -138,7 +148,7 @@ fn visit_nodes(
     transaction: &Connection,
     key: i64,
     ids: Option<&str>,
-    mut visit: impl FnMut(Place, Option<String>) -> Result<(), SqliteFault>,
+    mut visit: impl FnMut(MatchPosition, Option<String>) -> Result<(), SqliteFault>,
 ) -> Result<(), SqliteFault> {
     let mut nodes = transaction.prepare_cached(
         "SELECT version, place, message FROM nodes
@@ -161,7 +171,7 @@ fn match_of(query: &Query) -> String {
 }
 
 /// Queues jobs that index the conversations that are older than the index.
-pub(super) fn index_older(behind: &Behind) {
+pub(super) fn index_older(behind: &FollowUpJobQueue) {
     let again = behind.clone();
     behind.leave(move |connection| {
         match index_batch(connection) {
@@ -215,11 +225,11 @@ fn index_conversation(transaction: &Connection, key: i64) -> Result<i64, SqliteF
 
 /// The position of a matching text: the version that added the node, and the node's index among the nodes of that
 /// version. `None` for a title.
-type Place = Option<(i64, i64)>;
+type MatchPosition = Option<(i64, i64)>;
 
 pub(super) fn search(
     connection: &mut Connection,
-    database: &Database,
+    database: &SqliteDatabase,
     query: &Query,
     Listing { filter, page }: &Listing,
 ) -> Result<Found, SqliteFault> {
@@ -249,7 +259,7 @@ pub(super) fn search(
 }
 
 /// Returns the position of the last matching text of each conversation. Returns `None` if too many texts match.
-fn few(transaction: &Connection, query: &str) -> Result<Option<HashMap<i64, Place>>, SqliteFault> {
+fn few(transaction: &Connection, query: &str) -> Result<Option<HashMap<i64, MatchPosition>>, SqliteFault> {
     let mut matching = transaction.prepare_cached(
         "SELECT conversation, version, place FROM texts
          JOIN (SELECT rowid FROM words WHERE words MATCH ?1 LIMIT ?2) AS matching ON texts.key = matching.rowid",
@@ -262,7 +272,7 @@ fn few(transaction: &Connection, query: &str) -> Result<Option<HashMap<i64, Plac
             return Ok(None);
         }
         let (version, place): (Option<i64>, Option<i64>) = (row.get(1)?, row.get(2)?);
-        let last: &mut Place = found.entry(row.get(0)?).or_default();
+        let last: &mut MatchPosition = found.entry(row.get(0)?).or_default();
         *last = (*last).max(version.zip(place));
     }
     Ok(Some(found))
@@ -272,9 +282,9 @@ fn few(transaction: &Connection, query: &str) -> Result<Option<HashMap<i64, Plac
 fn sorted(
     transaction: &Connection,
     filter: &Filter,
-    matches: &HashMap<i64, Place>,
+    matches: &HashMap<i64, MatchPosition>,
     page: &Page,
-) -> Result<Vec<(i64, Place)>, SqliteFault> {
+) -> Result<Vec<(i64, MatchPosition)>, SqliteFault> {
     // The keys are passed as one JSON array, because a statement has a limited number of parameters.
     let keys: Vec<i64> = matches.keys().copied().collect();
     let keys = serde_json::Value::from(keys).to_string();
@@ -294,11 +304,11 @@ fn sorted(
 /// soon.
 fn walked(
     transaction: &Connection,
-    candidates: Candidates<'_>,
+    candidates: PageCandidates<'_>,
     filter: &Filter,
     query: &Query,
     page: &Page,
-) -> Result<Vec<(i64, Place)>, SqliteFault> {
+) -> Result<Vec<(i64, MatchPosition)>, SqliteFault> {
     let all = Page { limit: usize::MAX, offset: 0, ..page.clone() };
     let (keys, params) = filter::keys(candidates, filter, &all);
     let mut keys = transaction.prepare_cached(&keys)?;
@@ -319,7 +329,11 @@ fn walked(
 }
 
 /// Returns the position of the last text of a conversation that contains the words. Returns `None` if none does.
-fn last_match(transaction: &Connection, key: i64, query: &Query) -> Result<Option<Place>, SqliteFault> {
+fn last_match(
+    transaction: &Connection,
+    key: i64,
+    query: &Query,
+) -> Result<Option<MatchPosition>, SqliteFault> {
     let mut nodes = transaction.prepare_cached(
         "SELECT version, place, message FROM nodes WHERE conversation = ? ORDER BY version DESC, place DESC",
     )?;
@@ -334,10 +348,10 @@ fn last_match(transaction: &Connection, key: i64, query: &Query) -> Result<Optio
 
 fn hit(
     transaction: &Connection,
-    database: &Database,
+    database: &SqliteDatabase,
     query: &Query,
     key: i64,
-    place: Place,
+    place: MatchPosition,
 ) -> Result<Hit, SqliteFault> {
     let summary = row::summary(transaction, key, &database.place())?;
     let Some((version, place)) = place else { return Ok(Hit::title(summary)) };
@@ -348,6 +362,6 @@ fn hit(
         Ok((row.get::<_, i64>(0)?, row.get::<_, Option<i64>>(1)?, row.get::<_, String>(2)?))
     })?;
     let origin = RowOrigin { id: &summary.id, place: &database.place() };
-    let node = SplitFiles::ignored().apply(|| origin.node(node.0, node.1, &node.2, None, false))?;
+    let node = AttachmentFiles::ignored().apply(|| origin.node(node.0, node.1, &node.2, None, false))?;
     Ok(Hit::message(summary.clone(), node.id(), node.message(), query))
 }

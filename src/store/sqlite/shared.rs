@@ -23,13 +23,13 @@ use crate::store::StoreError;
 pub(super) const MAX_SHARED: usize = 64;
 
 /// A write that can share a transaction. Calling it prepares the write before the transaction begins.
-pub(super) type Together = Box<dyn FnOnce() -> Box<dyn Prepared> + Send>;
+pub(super) type SharedTransactionWrite = Box<dyn FnOnce() -> Box<dyn PreparedWrite> + Send>;
 
 /// The result of a write, or its panic.
-pub(super) type Written<T> = Result<Result<T, SqliteFault>, Box<dyn Any + Send>>;
+pub(super) type SharedWriteResult<T> = Result<Result<T, SqliteFault>, Box<dyn Any + Send>>;
 
 /// A prepared write.
-pub(super) trait Prepared {
+pub(super) trait PreparedWrite {
     /// Performs the write, and keeps its result until [`settle`](Self::settle). If the connection is in a transaction,
     /// the write is a part of it. Returns `false` if the write has failed and may have changed something. Then the
     /// transaction must be rolled back, and the write can be performed again.
@@ -44,13 +44,13 @@ pub(super) trait Prepared {
     fn settle(self: Box<Self>, outcome: Result<(), SqliteFault>) -> bool;
 }
 
-struct Member<P, T, A, C, E> {
+struct SharedTransactionMember<P, T, A, C, E> {
     /// The prepared input, or `None` if the preparation has failed.
     input: Option<P>,
     action: A,
     check: C,
     end: E,
-    written: Option<Written<T>>,
+    written: Option<SharedWriteResult<T>>,
 }
 
 /// Returns a write whose result is passed to `end`. `check` runs after the transaction.
@@ -58,23 +58,23 @@ pub(super) fn member<P: 'static, T: 'static>(
     prepare: impl FnOnce() -> Result<P, SqliteFault> + Send + 'static,
     action: impl Fn(&mut Connection, &P) -> Result<T, SqliteFault> + Send + 'static,
     check: impl Fn() -> Result<(), StoreError> + Send + 'static,
-    end: impl FnOnce(Written<T>) -> bool + Send + 'static,
-) -> Together {
+    end: impl FnOnce(SharedWriteResult<T>) -> bool + Send + 'static,
+) -> SharedTransactionWrite {
     Box::new(move || {
         let (input, written) = match catch_unwind(AssertUnwindSafe(prepare)) {
             Ok(Ok(input)) => (Some(input), None),
             Ok(Err(fault)) => (None, Some(Ok(Err(fault)))),
             Err(panic) => (None, Some(Err(panic))),
         };
-        Box::new(Member { input, action, check, end, written })
+        Box::new(SharedTransactionMember { input, action, check, end, written })
     })
 }
 
-impl<P, T, A, C, E> Prepared for Member<P, T, A, C, E>
+impl<P, T, A, C, E> PreparedWrite for SharedTransactionMember<P, T, A, C, E>
 where
     A: Fn(&mut Connection, &P) -> Result<T, SqliteFault>,
     C: Fn() -> Result<(), StoreError>,
-    E: FnOnce(Written<T>) -> bool,
+    E: FnOnce(SharedWriteResult<T>) -> bool,
 {
     fn perform(&mut self, connection: &mut Connection) -> bool {
         let Some(input) = &self.input else { return true };
@@ -112,7 +112,7 @@ where
 /// back, and each write is performed in its own transaction. If the transaction can't begin or be committed, all of its
 /// writes fail. The file is checked after each transaction. Returns whether other connections or processes kept the file
 /// locked.
-pub(super) fn write(connection: &mut Connection, writes: Vec<Together>) -> bool {
+pub(super) fn write(connection: &mut Connection, writes: Vec<SharedTransactionWrite>) -> bool {
     let mut writes: Vec<_> = writes.into_iter().map(|write| write()).collect();
     let shared = if writes.len() > 1 { together(connection, &mut writes) } else { None };
     // An error of the check comes first, because it explains the errors of the transaction.
@@ -142,7 +142,7 @@ pub(super) fn write(connection: &mut Connection, writes: Vec<Together>) -> bool 
 /// transaction was rolled back because of one of the writes.
 fn together(
     connection: &mut Connection,
-    writes: &mut [Box<dyn Prepared>],
+    writes: &mut [Box<dyn PreparedWrite>],
 ) -> Option<Result<(), rusqlite::Error>> {
     if let Err(error) = connection.execute_batch("BEGIN IMMEDIATE") {
         return Some(Err(error));
@@ -200,7 +200,10 @@ mod tests {
         }
 
         /// Returns a write whose action is called with the number of the attempt.
-        fn of(&self, action: impl Fn(u32) -> Result<(), rusqlite::Error> + Send + 'static) -> Together {
+        fn of(
+            &self,
+            action: impl Fn(u32) -> Result<(), rusqlite::Error> + Send + 'static,
+        ) -> SharedTransactionWrite {
             let (results, checked, fails) = (self.sender.clone(), self.checked.clone(), self.fails);
             let attempts = Cell::new(0);
             let action = move |_: &mut Connection, (): &()| {
@@ -212,7 +215,7 @@ mod tests {
                 checked.send(()).expect("the test counts it");
                 if fails { Err(StoreError::unsupported("anything")) } else { Ok(()) }
             };
-            let end = move |written: Written<u32>| {
+            let end = move |written: SharedWriteResult<u32>| {
                 let written = written.expect("no action panics").map_err(|fault| match fault {
                     SqliteFault::Sqlite(error) => error.sqlite_error_code(),
                     SqliteFault::Store(_) => None,

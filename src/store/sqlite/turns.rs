@@ -5,18 +5,18 @@ use std::fmt::Write as _;
 use rusqlite::{Connection, params, params_from_iter, types::Value};
 
 use super::{
-    database::{Database, SqliteFault},
-    filter::{Condition, rarest},
+    database::{SqliteDatabase, SqliteFault},
+    filter::{SqlCondition, rarest},
     read::files,
-    row::{self, HELD, Row},
+    row::{self, ConversationRow, HELD},
     write::millis,
 };
 use crate::{
     message::Timestamp,
     store::{
         ConversationId, Filter, Listing, Page, StoredTurn, Summary, TurnSummary, Turns,
-        attachments::SplitFiles,
-        rows::{self, Cells, OF_TURN, ReadTurn, RecordRow, RowOrigin, SORTED, TurnRow, count},
+        attachments::AttachmentFiles,
+        rows::{self, DatabaseRow, OF_TURN, RecordRow, RowOrigin, SORTED, StoredTurnRows, TurnRow, count},
     },
 };
 
@@ -119,20 +119,20 @@ fn approvals(connection: &Connection, key: i64) -> Result<Vec<(String, Timestamp
 }
 
 /// Returns the turn in flight of the conversation with this key, without its messages.
-fn recorded(connection: &Connection, key: i64) -> Result<Option<ReadTurn>, SqliteFault> {
+fn recorded(connection: &Connection, key: i64) -> Result<Option<StoredTurnRows>, SqliteFault> {
     let mut query = connection
         .prepare_cached("SELECT turn, record, head, since, recorded FROM turns WHERE conversation = ?")?;
     let mut found = query.query([key])?;
     let Some(row) = found.next()? else { return Ok(None) };
     let turn = rows::turn(row, 0, Timestamp::now())?;
-    Ok(Some(ReadTurn { approvals: approvals(connection, key)?, ..turn }))
+    Ok(Some(StoredTurnRows { approvals: approvals(connection, key)?, ..turn }))
 }
 
 /// Returns the turn in flight of a conversation.
 pub(super) fn read(
     connection: &Connection,
     origin: &RowOrigin<'_>,
-    row: &Row,
+    row: &ConversationRow,
 ) -> Result<Option<StoredTurn>, SqliteFault> {
     let Some(mut turn) = recorded(connection, row.key)? else { return Ok(None) };
     if turn.head != row.head {
@@ -150,11 +150,11 @@ pub(super) fn read(
 
 pub(super) fn turn(
     connection: &mut Connection,
-    database: &Database,
+    database: &SqliteDatabase,
     id: &ConversationId,
 ) -> Result<Option<StoredTurn>, SqliteFault> {
     let transaction = connection.transaction()?;
-    let row = Row::get(&transaction, id)?;
+    let row = ConversationRow::get(&transaction, id)?;
     let files = files(&transaction, row.key, Some(OF_TURN))?;
     files.apply(|| read(&transaction, &RowOrigin { id, place: &database.place() }, &row))
 }
@@ -208,7 +208,7 @@ fn page_of(
                  WHERE turns.head IS conversations.head"
             .to_owned(),
     };
-    let matches = Condition::on("conversations.key", filter);
+    let matches = SqlCondition::on("conversations.key", filter);
     let _ = write!(sql, " AND {}", matches.sql);
     params.extend(matches.params);
     if let Some(after) = &page.after {
@@ -224,7 +224,7 @@ fn page_of(
 
 pub(super) fn list(
     connection: &mut Connection,
-    database: &Database,
+    database: &SqliteDatabase,
     which: Turns,
     Listing { filter, page }: &Listing,
 ) -> Result<Vec<TurnSummary>, SqliteFault> {
@@ -238,7 +238,7 @@ pub(super) fn list(
         let (key, age) = (row.get(0)?, row.time(1)?);
         let Summary { id, labels, owner, version, .. } = row::summary(&transaction, key, &database.place())?;
         let turn = recorded(&transaction, key)?.ok_or(rusqlite::Error::QueryReturnedNoRows)?;
-        let turn = SplitFiles::ignored().apply(|| turn.into_turn(version));
+        let turn = AttachmentFiles::ignored().apply(|| turn.into_turn(version));
         turns.push(TurnSummary { labels, owner, ..TurnSummary::new(id, &turn) }.aged(age));
     }
     Ok(turns)

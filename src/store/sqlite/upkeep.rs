@@ -11,7 +11,7 @@ use std::{
 
 use rusqlite::{Connection, ErrorCode, hooks::Wal};
 
-use super::{database::LOG_LIMIT, workers::Behind};
+use super::{database::LOG_LIMIT, workers::FollowUpJobQueue};
 
 /// The number of pages that one job returns to the file system. Returning a page costs as much as writing it.
 const FREED: u32 = 4096;
@@ -34,7 +34,7 @@ const PATIENCE: Duration = Duration::from_millis(200);
 /// that never ends costs writers a fiftieth of their time.
 const PAUSE: Duration = Duration::from_secs(10);
 
-pub(super) struct Upkeep {
+pub(super) struct SqliteUpkeep {
     /// The number of pages in the log at which the next restart of the log is due.
     due: AtomicU32,
     /// Whether a job is returning free pages to the file system.
@@ -43,16 +43,16 @@ pub(super) struct Upkeep {
     clears: AtomicBool,
     /// The pause between two attempts to empty the log.
     pause: Duration,
-    behind: Behind,
+    behind: FollowUpJobQueue,
 }
 
-impl Upkeep {
+impl SqliteUpkeep {
     /// Returns the upkeep of a file. Its jobs run on the thread that writes to the file.
-    pub(super) fn new(behind: Behind) -> Arc<Self> {
+    pub(super) fn new(behind: FollowUpJobQueue) -> Arc<Self> {
         Self::with_pause(behind, PAUSE)
     }
 
-    fn with_pause(behind: Behind, pause: Duration) -> Arc<Self> {
+    fn with_pause(behind: FollowUpJobQueue, pause: Duration) -> Arc<Self> {
         let upkeep = Arc::new(Self {
             due: AtomicU32::new(RESTART_PAGES),
             is_reclaiming: AtomicBool::new(false),
@@ -125,7 +125,7 @@ impl Upkeep {
                 tracing::debug!(%error, "the write-ahead log could not be emptied after a delete");
             }
         } else {
-            Clearing(Arc::clone(self)).run(connection, PATIENCE);
+            WalClearingGuard(Arc::clone(self)).run(connection, PATIENCE);
         }
     }
 
@@ -135,15 +135,15 @@ impl Upkeep {
         // One chain of jobs serves all deletes. Several chains would return several batches of pages between two
         // writes.
         if !self.is_reclaiming.swap(true, Ordering::Relaxed) {
-            Reclaiming(Arc::clone(self)).run(connection);
+            PageReclaimingGuard(Arc::clone(self)).run(connection);
         }
     }
 }
 
 /// A guard that is held by the single job that empties the log. The job passes it on to the next such job.
-struct Clearing(Arc<Upkeep>);
+struct WalClearingGuard(Arc<SqliteUpkeep>);
 
-impl Clearing {
+impl WalClearingGuard {
     /// Empties the log, or queues a later attempt if readers block it.
     fn run(self, connection: &Connection, patience: Duration) {
         let is_held = clear_log(connection, patience).unwrap_or_else(|error| {
@@ -162,7 +162,7 @@ impl Clearing {
     }
 }
 
-impl Drop for Clearing {
+impl Drop for WalClearingGuard {
     fn drop(&mut self) {
         self.0.clears.store(false, Ordering::Relaxed);
     }
@@ -177,9 +177,9 @@ pub(super) fn clear_log(connection: &Connection, patience: Duration) -> Result<b
 
 /// A guard that is held by the single job that returns free pages. The job passes it on to the next such job. It is
 /// dropped when the chain of jobs ends for any reason.
-struct Reclaiming(Arc<Upkeep>);
+struct PageReclaimingGuard(Arc<SqliteUpkeep>);
 
-impl Reclaiming {
+impl PageReclaimingGuard {
     /// Frees some pages. Returns whether the file was locked by another connection or process.
     fn run(self, connection: &Connection) -> bool {
         match free_pages(connection) {
@@ -198,7 +198,7 @@ impl Reclaiming {
     }
 }
 
-impl Drop for Reclaiming {
+impl Drop for PageReclaimingGuard {
     fn drop(&mut self) {
         self.0.is_reclaiming.store(false, Ordering::Relaxed);
     }
@@ -244,7 +244,7 @@ mod tests {
     use futures_util::future::join3;
 
     use super::*;
-    use crate::store::{ConversationId, sqlite::workers::Workers};
+    use crate::store::{ConversationId, sqlite::workers::SqliteWorkers};
 
     /// A time limit that no test reaches.
     const BUSY: Duration = Duration::from_hours(1);
@@ -289,8 +289,8 @@ mod tests {
             .expect("many free pages");
         let all = free(&connection);
         assert!(all > 5 * FREED);
-        let workers = Workers::start("test", vec![connection], BUSY).expect("a thread");
-        let upkeep = Upkeep::new(workers.behind());
+        let workers = SqliteWorkers::start("test", vec![connection], BUSY).expect("a thread");
+        let upkeep = SqliteUpkeep::new(workers.behind());
         let (all_wait, waited) = mpsc::channel();
         let begun = Arc::clone(&upkeep);
         let deletes = workers.run(move |connection| {
@@ -323,8 +323,8 @@ mod tests {
         let folder = Folder::new();
         fs::write(folder.file(), "this is not a database").expect("a file");
         let connection = Connection::open(folder.file()).expect("it is not read yet");
-        let workers = Workers::start("test", Vec::new(), BUSY).expect("no threads");
-        let upkeep = Upkeep::new(workers.behind());
+        let workers = SqliteWorkers::start("test", Vec::new(), BUSY).expect("no threads");
+        let upkeep = SqliteUpkeep::new(workers.behind());
         free_pages(&connection).expect_err("it is not a database");
         upkeep.reclaim_pages(&connection);
         assert!(!upkeep.is_reclaiming.load(Ordering::Relaxed));
@@ -338,8 +338,8 @@ mod tests {
         writer.execute_batch("PRAGMA journal_mode = WAL; CREATE TABLE a (b)").expect("a table");
         reader.execute_batch("BEGIN; SELECT * FROM a").expect("it reads");
         writer.execute_batch("INSERT INTO a VALUES (1)").expect("a row");
-        let workers = Workers::start("test", vec![writer], BUSY).expect("a thread");
-        let upkeep = Upkeep::with_pause(workers.behind(), Duration::from_millis(1));
+        let workers = SqliteWorkers::start("test", vec![writer], BUSY).expect("a thread");
+        let upkeep = SqliteUpkeep::with_pause(workers.behind(), Duration::from_millis(1));
         let clearing = Arc::clone(&upkeep);
         let clear = move |connection: &mut Connection| {
             clearing.clear(connection);
@@ -362,8 +362,8 @@ mod tests {
         let folder = Folder::new();
         let writer = Connection::open(folder.file()).expect("a database");
         writer.execute_batch("PRAGMA journal_mode = WAL; CREATE TABLE a (b)").expect("a table");
-        let workers = Workers::start("test", vec![writer], BUSY).expect("a thread");
-        let _upkeep = Upkeep::new(workers.behind());
+        let workers = SqliteWorkers::start("test", vec![writer], BUSY).expect("a thread");
+        let _upkeep = SqliteUpkeep::new(workers.behind());
         let write = |connection: &mut Connection| {
             // Each commit adds about 256 pages, about twice `COPY_PAGES` in total.
             for _ in 0..2 * COPY_PAGES / 256 {
@@ -387,8 +387,8 @@ mod tests {
         reader.execute_batch("BEGIN; SELECT * FROM a").expect("it reads");
         let pages = restart_log(&writer).expect("the restart waits");
         assert!(pages.is_some_and(|pages| pages > 0), "the reader blocks the restart");
-        let workers = Workers::start("test", vec![writer], BUSY).expect("a thread");
-        let upkeep = Upkeep::new(workers.behind());
+        let workers = SqliteWorkers::start("test", vec![writer], BUSY).expect("a thread");
+        let upkeep = SqliteUpkeep::new(workers.behind());
         upkeep.due.store(1, Ordering::Relaxed);
         let restart = Arc::clone(&upkeep);
         let left = workers.run(move |connection| {

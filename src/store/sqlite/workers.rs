@@ -17,70 +17,70 @@ use tokio::sync::oneshot;
 
 use super::{
     database::SqliteFault,
-    shared::{self, MAX_SHARED, Together},
+    shared::{self, MAX_SHARED, SharedTransactionWrite},
 };
 use crate::{panics::contained, store::StoreError, sync::lock};
 
 /// A job that shares its transaction with no other job. It returns whether other processes kept the file locked for as
 /// long as the job was allowed to wait.
-type Alone = Box<dyn FnOnce(&mut Connection) -> bool + Send>;
+type SoleTransactionJob = Box<dyn FnOnce(&mut Connection) -> bool + Send>;
 
-enum Job {
-    Alone(Alone),
+enum SqliteJob {
+    Alone(SoleTransactionJob),
     /// A write that shares a transaction with other writes.
-    Together(Together),
+    Together(SharedTransactionWrite),
 }
 
-type Done<T> = Result<Result<T, StoreError>, Box<dyn Any + Send>>;
+type SqliteJobResult<T> = Result<Result<T, StoreError>, Box<dyn Any + Send>>;
 
 /// The priority of a job. Jobs of the same priority run in the order in which they were queued.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Urgency {
+pub(super) enum SqliteJobPriority {
     /// The renewal of leases, which may expire while the job waits. One such job renews all leases, so these jobs do
     /// not keep other jobs from running.
     Renewal,
     Other,
 }
 
-/// Threads that run jobs. When `Workers` is dropped, the threads end after all queued jobs are done.
+/// Threads that run jobs. When `SqliteWorkers` is dropped, the threads end after all queued jobs are done.
 ///
 /// Jobs do not depend on any runtime: a job starts and finishes even if the runtime of its caller is blocked. So the
 /// renewal of a lease from another thread never waits for a blocked runtime. If jobs needed permits instead, a task on
 /// the blocked runtime could hold a permit for which the renewal waits.
-pub(super) struct Workers(Arc<Queue>);
+pub(super) struct SqliteWorkers(Arc<SqliteJobQueue>);
 
 /// The jobs that wait for a worker. The queue is unbounded: if a job had to wait for room in the queue, it would block
 /// everything behind it. Apart from a few jobs of the upkeep and the index, there are never more jobs than callers,
 /// because a job is removed with its caller. A job holds data that its caller has in memory anyway, or an encoded copy
 /// of a few short texts.
 #[derive(Default)]
-struct Queue {
-    jobs: Mutex<Jobs>,
+struct SqliteJobQueue {
+    jobs: Mutex<SqliteQueuedJobs>,
     /// Notified when a job is added or the queue is closed.
     changed: Condvar,
 }
 
 #[derive(Default)]
-struct Jobs {
+struct SqliteQueuedJobs {
     /// Jobs that may run now, each with the time at which it was queued.
-    waiting: BTreeMap<QueueKey, (Instant, Job)>,
+    waiting: BTreeMap<SqliteJobPosition, (Instant, SqliteJob)>,
     /// Jobs that run after a pause, sorted by the time from which they may run. The number distinguishes jobs with the
     /// same time.
-    later: BTreeMap<(Instant, u64), Job>,
+    later: BTreeMap<(Instant, u64), SqliteJob>,
     given: u64,
     is_over: bool,
 }
 
 /// The position of a job in the queue.
-type QueueKey = (Urgency, u64);
+type SqliteJobPosition = (SqliteJobPriority, u64);
 
-impl Queue {
+impl SqliteJobQueue {
     // Poisoning can be ignored, because no code that holds the lock can panic.
-    fn jobs(&self) -> MutexGuard<'_, Jobs> {
+    fn jobs(&self) -> MutexGuard<'_, SqliteQueuedJobs> {
         lock(&self.jobs)
     }
 
-    fn push(&self, urgency: Urgency, job: Job) -> QueueKey {
+    fn push(&self, urgency: SqliteJobPriority, job: SqliteJob) -> SqliteJobPosition {
         let mut jobs = self.jobs();
         jobs.given += 1;
         let place = (urgency, jobs.given);
@@ -92,7 +92,7 @@ impl Queue {
 
     /// Waits for the next job. Returns the job with the time from which it was allowed to run, or `None` if the queue
     /// is closed and empty.
-    fn next(&self) -> Option<(Instant, Job)> {
+    fn next(&self) -> Option<(Instant, SqliteJob)> {
         let mut jobs = self.jobs();
         loop {
             // Delayed jobs that are due run first, because otherwise a queue that never empties would delay them
@@ -132,21 +132,21 @@ impl Queue {
                 tracing::debug!(%error, "the lock timeout of SQLite could not be set; the previous one stays in effect");
             }
             is_held = match job {
-                Job::Alone(job) => job(connection),
-                Job::Together(first) => shared::write(connection, self.shared(first)),
+                SqliteJob::Alone(job) => job(connection),
+                SqliteJob::Together(first) => shared::write(connection, self.shared(first)),
             };
         }
     }
 
     /// Returns this write and the writes that wait directly behind it.
-    fn shared(&self, first: Together) -> Vec<Together> {
+    fn shared(&self, first: SharedTransactionWrite) -> Vec<SharedTransactionWrite> {
         let mut jobs = self.jobs();
         let mut all = vec![first];
         while all.len() < MAX_SHARED
             && let Some(next) = jobs.waiting.first_entry()
-            && matches!(next.get().1, Job::Together(_))
+            && matches!(next.get().1, SqliteJob::Together(_))
         {
-            if let (_, Job::Together(write)) = next.remove() {
+            if let (_, SqliteJob::Together(write)) = next.remove() {
                 all.push(write);
             }
         }
@@ -155,12 +155,12 @@ impl Queue {
 }
 
 /// Removes a job from the queue if its caller stops waiting before the job has begun.
-struct WaitingJob<'a> {
-    queue: &'a Queue,
-    place: QueueKey,
+struct WaitingJobGuard<'a> {
+    queue: &'a SqliteJobQueue,
+    place: SqliteJobPosition,
 }
 
-impl Drop for WaitingJob<'_> {
+impl Drop for WaitingJobGuard<'_> {
     fn drop(&mut self) {
         let job = self.queue.jobs().waiting.remove(&self.place);
         // The job may hold much data, so it is dropped after the lock was released.
@@ -170,13 +170,13 @@ impl Drop for WaitingJob<'_> {
 
 /// A handle that a job uses to queue further jobs.
 #[derive(Clone)]
-pub(super) struct Behind(Weak<Queue>);
+pub(super) struct FollowUpJobQueue(Weak<SqliteJobQueue>);
 
-impl Behind {
+impl FollowUpJobQueue {
     /// Queues a job without a caller behind all jobs that are waiting now. If the queue is closed, does nothing.
     pub(super) fn leave(&self, job: impl FnOnce(&mut Connection) -> bool + Send + 'static) {
         if let Some(queue) = self.open_queue() {
-            queue.push(Urgency::Other, Job::Alone(callerless(job)));
+            queue.push(SqliteJobPriority::Other, SqliteJob::Alone(callerless(job)));
         }
     }
 
@@ -191,20 +191,24 @@ impl Behind {
             let mut jobs = queue.jobs();
             jobs.given += 1;
             let place = (Instant::now() + pause, jobs.given);
-            jobs.later.insert(place, Job::Alone(callerless(job)));
+            jobs.later.insert(place, SqliteJob::Alone(callerless(job)));
             drop(jobs);
             queue.changed.notify_one();
         }
     }
 
-    fn open_queue(&self) -> Option<Arc<Queue>> {
+    fn open_queue(&self) -> Option<Arc<SqliteJobQueue>> {
         self.0.upgrade().filter(|queue| !queue.jobs().is_over)
     }
 }
 
 /// Sends the result of a job to its caller. Returns whether other processes kept the file locked for the whole waiting
 /// time.
-fn reply<T>(answer: oneshot::Sender<Done<T>>, given: Instant, mut done: Done<T>) -> bool {
+fn reply<T>(
+    answer: oneshot::Sender<SqliteJobResult<T>>,
+    given: Instant,
+    mut done: SqliteJobResult<T>,
+) -> bool {
     let is_busy = if let Ok(Err(StoreError::Busy { waited, .. })) = &mut done {
         *waited = given.elapsed();
         true
@@ -217,14 +221,14 @@ fn reply<T>(answer: oneshot::Sender<Done<T>>, given: Instant, mut done: Done<T>)
 
 /// Returns a job without a caller. A panic must not end the worker, and there is no caller to which the panic could be
 /// passed.
-fn callerless(job: impl FnOnce(&mut Connection) -> bool + Send + 'static) -> Alone {
+fn callerless(job: impl FnOnce(&mut Connection) -> bool + Send + 'static) -> SoleTransactionJob {
     Box::new(|connection| {
         let outcome = contained(|| job(connection));
         outcome.inspect_err(|words| tracing::error!(words, "a job of the store panicked")).unwrap_or_default()
     })
 }
 
-impl Workers {
+impl SqliteWorkers {
     /// Starts one thread per connection. All threads take jobs from the same queue. If other processes have locked the
     /// file, a job waits for at most `busy`.
     pub(super) fn start(name: &str, connections: Vec<Connection>, busy: Duration) -> io::Result<Self> {
@@ -238,8 +242,8 @@ impl Workers {
     }
 
     /// Returns a handle that jobs use to queue further jobs.
-    pub(super) fn behind(&self) -> Behind {
-        Behind(Arc::downgrade(&self.0))
+    pub(super) fn behind(&self) -> FollowUpJobQueue {
+        FollowUpJobQueue(Arc::downgrade(&self.0))
     }
 
     /// Runs a job. Once the job has begun, it runs to its end. If the caller stops waiting before that, the job never
@@ -250,11 +254,11 @@ impl Workers {
     ) -> Result<T, StoreError> {
         let (answer, answered) = oneshot::channel();
         let given = Instant::now();
-        let job = Job::Alone(Box::new(move |connection| {
+        let job = SqliteJob::Alone(Box::new(move |connection| {
             // If a panic interrupts a transaction, the transaction is rolled back during unwinding.
             reply(answer, given, catch_unwind(AssertUnwindSafe(|| job(connection))))
         }));
-        self.answered(Urgency::Other, job, answered).await
+        self.answered(SqliteJobPriority::Other, job, answered).await
     }
 
     /// Runs a write in a transaction that other writes may share. The result of `prepare` is passed to `action`, which
@@ -264,7 +268,7 @@ impl Workers {
     /// [`run`](Self::run).
     pub(super) async fn run_together<P: 'static, T: Send + 'static>(
         &self,
-        urgency: Urgency,
+        urgency: SqliteJobPriority,
         prepare: impl FnOnce() -> Result<P, SqliteFault> + Send + 'static,
         action: impl Fn(&mut Connection, &P) -> Result<T, SqliteFault> + Send + 'static,
         check: impl Fn() -> Result<(), StoreError> + Send + 'static,
@@ -276,16 +280,16 @@ impl Workers {
             let done = written.and_then(|written| catch_unwind(AssertUnwindSafe(|| end(written))));
             reply(answer, given, done)
         });
-        self.answered(urgency, Job::Together(write), answered).await
+        self.answered(urgency, SqliteJob::Together(write), answered).await
     }
 
     async fn answered<T>(
         &self,
-        urgency: Urgency,
-        job: Job,
-        answered: oneshot::Receiver<Done<T>>,
+        urgency: SqliteJobPriority,
+        job: SqliteJob,
+        answered: oneshot::Receiver<SqliteJobResult<T>>,
     ) -> Result<T, StoreError> {
-        let _waiting = WaitingJob { place: self.0.push(urgency, job), queue: &self.0 };
+        let _waiting = WaitingJobGuard { place: self.0.push(urgency, job), queue: &self.0 };
         match answered.await.expect("every job that somebody waits for is answered") {
             Ok(done) => done,
             Err(panic) => resume_unwind(panic),
@@ -293,7 +297,7 @@ impl Workers {
     }
 }
 
-impl Drop for Workers {
+impl Drop for SqliteWorkers {
     fn drop(&mut self) {
         let mut jobs = self.0.jobs();
         jobs.is_over = true;
@@ -327,7 +331,7 @@ mod tests {
     #[tokio::test]
     async fn jobs_behind_a_job_that_waited_in_vain_have_waited_too() {
         let connection = Connection::open_in_memory().expect("a database");
-        let workers = Workers::start("test", vec![connection], BUSY).expect("a thread");
+        let workers = SqliteWorkers::start("test", vec![connection], BUSY).expect("a thread");
         let (all_wait, waited) = mpsc::channel();
         let first = workers.run(move |connection| {
             waited.recv().expect("the others wait");

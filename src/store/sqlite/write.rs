@@ -8,17 +8,17 @@
 use rusqlite::{Connection, OptionalExtension, params};
 
 use super::{
-    database::{Database, SqliteFault, begin},
+    database::{SqliteDatabase, SqliteFault, begin},
     ledger,
     read::last_run,
-    row::Row,
+    row::ConversationRow,
     search, turns,
 };
 use crate::{
     message::{Content, Message, Timestamp},
     store::{
         Commit, ConversationId, Epoch, Lease, Owner, StoreError, Version, Write, WriteId,
-        rows::{Column, RowChanges, RowOrigin, RunRow, number},
+        rows::{ColumnChange, RowChanges, RowOrigin, RunRow, number},
     },
     subscription::EventId,
     tree::{Erased, Node},
@@ -66,7 +66,7 @@ fn create(
     change: &RowChanges,
 ) -> Result<Version, SqliteFault> {
     let transaction = begin(connection)?;
-    if let Some(row) = Row::find(&transaction, id)? {
+    if let Some(row) = ConversationRow::find(&transaction, id)? {
         let (first, created_by) = transaction
             .prepare_cached(
                 "SELECT version, write FROM writes WHERE conversation = ? ORDER BY version LIMIT 1",
@@ -99,7 +99,7 @@ fn change(
     change: &RowChanges,
 ) -> Result<Version, SqliteFault> {
     let transaction = begin(connection)?;
-    let row = Row::get(&transaction, id)?;
+    let row = ConversationRow::get(&transaction, id)?;
     let (version, now) = (write.base.next(), Timestamp::now());
     if row.version != write.base && written(&transaction, row.key, version)? == Some(write.id) {
         return Ok(version);
@@ -111,8 +111,8 @@ fn change(
         return Err(StoreError::Conflict { id: id.clone(), current: row.version }.into());
     }
     let head = match change.head {
-        Column::Set(head) => head.map(number),
-        Column::Keep => row.head,
+        ColumnChange::Set(head) => head.map(number),
+        ColumnChange::Keep => row.head,
     };
     let updated = if change.is_record && head == row.head { row.updated } else { now };
     transaction
@@ -170,7 +170,7 @@ fn apply(
     transaction
         .prepare_cached("INSERT INTO writes (conversation, version, write) VALUES (?, ?, ?)")?
         .execute(params![key, version, write.as_bytes()])?;
-    if let Column::Set(title) = title {
+    if let ColumnChange::Set(title) = title {
         if is_indexed {
             search::retitle(transaction, key, title.as_deref())?;
         }
@@ -178,7 +178,7 @@ fn apply(
             .prepare_cached("UPDATE conversations SET title = ?2, title_by_person = ?3 WHERE key = ?1")?
             .execute(params![key, title, title_by_person])?;
     }
-    if let Column::Set(state) = state {
+    if let ColumnChange::Set(state) = state {
         transaction
             .prepare_cached(
                 "INSERT INTO states (conversation, state) VALUES (?, ?)
@@ -186,7 +186,7 @@ fn apply(
             )?
             .execute(params![key, state])?;
     }
-    if let Column::Set(labels) = labels {
+    if let ColumnChange::Set(labels) = labels {
         transaction.prepare_cached("DELETE FROM labels WHERE conversation = ?")?.execute([key])?;
         for (name, value) in labels.iter() {
             transaction
@@ -242,7 +242,7 @@ fn apply(
     if let Some(run) = run {
         insert_run(transaction, key, at, run)?;
     }
-    if matches!(head, Column::Set(_)) {
+    if matches!(head, ColumnChange::Set(_)) {
         turns::apply(transaction, key, version, turn, now)?;
     }
     // The new run and the new record have replaced the earlier ones with their references.
@@ -304,7 +304,7 @@ pub(super) fn delete(
     lease: Option<&Lease>,
 ) -> Result<(), SqliteFault> {
     let transaction = begin(connection)?;
-    let Some(row) = Row::find(&transaction, id)? else { return Ok(()) };
+    let Some(row) = ConversationRow::find(&transaction, id)? else { return Ok(()) };
     if lease.is_some_and(|lease| !row.is_held_under(lease.epoch, Timestamp::now())) {
         return Err(StoreError::LeaseLost { id: id.clone() }.into());
     }
@@ -320,12 +320,12 @@ pub(super) fn delete(
 
 pub(super) fn acquire(
     connection: &mut Connection,
-    database: &Database,
+    database: &SqliteDatabase,
     id: &ConversationId,
     owner: &Owner,
 ) -> Result<Lease, SqliteFault> {
     let transaction = begin(connection)?;
-    let row = Row::get(&transaction, id)?;
+    let row = ConversationRow::get(&transaction, id)?;
     let now = Timestamp::now();
     let epoch = Epoch(row.epoch.0.saturating_add(1));
     if let Some(other) = row.owner(now).filter(|other| other.name != owner.name) {
@@ -347,7 +347,7 @@ pub(super) fn acquire(
 /// conversations whose leases are lost.
 pub(super) fn renew(
     connection: &mut Connection,
-    database: &Database,
+    database: &SqliteDatabase,
     leases: &[(ConversationId, Lease)],
 ) -> Result<Vec<ConversationId>, SqliteFault> {
     let transaction = begin(connection)?;
@@ -389,7 +389,7 @@ pub(super) fn release(
 }
 
 /// Returns the end of a lease that starts now, and its duration.
-fn term(now: Timestamp, lease: &Lease, database: &Database) -> (i64, i64) {
+fn term(now: Timestamp, lease: &Lease, database: &SqliteDatabase) -> (i64, i64) {
     let lasts = lease.lasts.unwrap_or(database.lease).as_millis();
     let lasts = u64::try_from(lasts).unwrap_or(u64::MAX);
     (millis(Timestamp(now.0.saturating_add(lasts))), millis(Timestamp(lasts)))

@@ -230,7 +230,7 @@ impl Cassette {
                  times; {ADVICE}"
             ));
         }
-        let differences = entries.iter().map(|entry| Difference::between(&entry.request, sent));
+        let differences = entries.iter().map(|entry| JsonDifferences::between(&entry.request, sent));
         let nearest = match differences.min_by_key(|difference| difference.count) {
             Some(nearest) => format!("the nearest request of the file differs at {}", nearest.first),
             None => "the file is empty".to_owned(),
@@ -239,14 +239,14 @@ impl Cassette {
     }
 }
 
-type Scrub = dyn Fn(&str) -> String + Send + Sync;
+type ScrubFn = dyn Fn(&str) -> String + Send + Sync;
 
 /// The rules for writing and comparing requests.
 #[derive(Clone, Default)]
 pub(super) struct CassetteRules {
     /// The JSON pointers of ignored parts of requests.
     pub(super) ignored: Vec<String>,
-    pub(super) scrub: Option<Arc<Scrub>>,
+    pub(super) scrub: Option<Arc<ScrubFn>>,
     pub(super) is_in_real_time: bool,
 }
 
@@ -394,14 +394,14 @@ const BEFORE: usize = 40;
 
 /// The differences between two values.
 #[derive(Debug, Default)]
-pub(super) struct Difference {
+pub(super) struct JsonDifferences {
     /// The number of members and items that differ.
     pub(super) count: usize,
     /// The description of the first difference.
     pub(super) first: String,
 }
 
-impl Difference {
+impl JsonDifferences {
     /// Compares a recorded request with the request that was sent.
     pub(super) fn between(recorded: &Value, sent: &Value) -> Self {
         let mut difference = Self::default();

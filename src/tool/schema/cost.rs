@@ -28,7 +28,7 @@ const MAX_EXPANSION: usize = 1_000;
 const MAX_CHAIN: usize = 64;
 
 /// The part of a value to which a subschema is applied.
-pub(super) enum Edge {
+pub(super) enum SubschemaEdge {
     /// The same value.
     Same,
     /// The property with this name.
@@ -51,7 +51,7 @@ pub(super) enum Edge {
 
 /// The indices of the subschemas that a subschema applies, grouped by the part of the value to which they apply.
 #[derive(Default)]
-struct CostNode {
+struct SchemaCostNode {
     same: Vec<usize>,
     properties: HashMap<String, usize>,
     patterns: Vec<usize>,
@@ -62,7 +62,7 @@ struct CostNode {
     items: Vec<usize>,
 }
 
-impl CostNode {
+impl SchemaCostNode {
     fn all(&self) -> impl Iterator<Item = usize> {
         let lists = [
             &self.same,
@@ -79,15 +79,15 @@ impl CostNode {
 
 /// The graph of a schema. The first node is the schema itself.
 #[derive(Default)]
-pub(super) struct CostModel {
-    nodes: Vec<CostNode>,
+pub(super) struct SchemaCostModel {
+    nodes: Vec<SchemaCostNode>,
     /// The extent of the whole schema, or `None` if the schema is recursive.
-    extent: Option<CostExtent>,
+    extent: Option<SchemaCostExtent>,
 }
 
 /// The number of subschemas that can be reached from a subschema, and the depth of their nesting.
 #[derive(Clone, Copy)]
-struct CostExtent {
+struct SchemaCostExtent {
     /// The number of reachable subschemas, including the subschema itself. A subschema that applies several times is
     /// counted several times.
     size: usize,
@@ -97,7 +97,7 @@ struct CostExtent {
 
 /// How a check has to be performed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum CostVerdict {
+pub(super) enum SchemaCheckMethod {
     /// The check fits on the caller's own stack.
     Shallow,
     /// The check needs a thread with a large stack.
@@ -106,9 +106,9 @@ pub(super) enum CostVerdict {
     TooMuch,
 }
 
-impl CostModel {
+impl SchemaCostModel {
     pub(super) fn add_node(&mut self) -> usize {
-        self.nodes.push(CostNode::default());
+        self.nodes.push(SchemaCostNode::default());
         self.nodes.len() - 1
     }
 
@@ -116,20 +116,20 @@ impl CostModel {
         self.nodes.len()
     }
 
-    pub(super) fn add_edge(&mut self, from: usize, edge: Edge, to: usize) {
+    pub(super) fn add_edge(&mut self, from: usize, edge: SubschemaEdge, to: usize) {
         let node = &mut self.nodes[from];
         match edge {
-            Edge::Same => node.same.push(to),
-            Edge::Property(name) => {
+            SubschemaEdge::Same => node.same.push(to),
+            SubschemaEdge::Property(name) => {
                 node.properties.insert(name, to);
             }
-            Edge::Pattern => node.patterns.push(to),
-            Edge::OtherProperty => node.other_properties.push(to),
-            Edge::Name => node.names.push(to),
-            Edge::Prefix => node.prefix.push(to),
-            Edge::OtherItem => node.other_items.push(to),
-            Edge::Item => node.items.push(to),
-            Edge::Nowhere => {}
+            SubschemaEdge::Pattern => node.patterns.push(to),
+            SubschemaEdge::OtherProperty => node.other_properties.push(to),
+            SubschemaEdge::Name => node.names.push(to),
+            SubschemaEdge::Prefix => node.prefix.push(to),
+            SubschemaEdge::OtherItem => node.other_items.push(to),
+            SubschemaEdge::Item => node.items.push(to),
+            SubschemaEdge::Nowhere => {}
         }
     }
 
@@ -146,64 +146,64 @@ impl CostModel {
     }
 
     /// Returns the extent of each node if only these edges are followed. Returns `None` if the edges form a cycle.
-    fn extents(&self, edges: impl Fn(&CostNode) -> Vec<usize>) -> Option<Vec<CostExtent>> {
-        enum CostState {
+    fn extents(&self, edges: impl Fn(&SchemaCostNode) -> Vec<usize>) -> Option<Vec<SchemaCostExtent>> {
+        enum SchemaCostState {
             New,
             Open,
-            Done(CostExtent),
+            Done(SchemaCostExtent),
         }
-        let mut states: Vec<CostState> = self.nodes.iter().map(|_| CostState::New).collect();
+        let mut states: Vec<SchemaCostState> = self.nodes.iter().map(|_| SchemaCostState::New).collect();
         // This is a depth-first search without recursion. Each node is visited twice, once before and once after its
         // targets.
         let mut open: Vec<usize> = (0..self.nodes.len()).collect();
         while let Some(&index) = open.last() {
             let targets = edges(&self.nodes[index]);
             match states[index] {
-                CostState::New => {
-                    states[index] = CostState::Open;
+                SchemaCostState::New => {
+                    states[index] = SchemaCostState::Open;
                     for target in targets {
                         match states[target] {
-                            CostState::New => open.push(target),
-                            CostState::Open => return None,
-                            CostState::Done(_) => {}
+                            SchemaCostState::New => open.push(target),
+                            SchemaCostState::Open => return None,
+                            SchemaCostState::Done(_) => {}
                         }
                     }
                 }
-                CostState::Open => {
-                    let mut extent = CostExtent { size: 1, chain: 1 };
+                SchemaCostState::Open => {
+                    let mut extent = SchemaCostExtent { size: 1, chain: 1 };
                     for target in targets {
-                        if let CostState::Done(inner) = states[target] {
+                        if let SchemaCostState::Done(inner) = states[target] {
                             extent.size = extent.size.saturating_add(inner.size);
                             extent.chain = extent.chain.max(inner.chain.saturating_add(1));
                         }
                     }
-                    states[index] = CostState::Done(extent);
+                    states[index] = SchemaCostState::Done(extent);
                     open.pop();
                 }
-                CostState::Done(_) => {
+                SchemaCostState::Done(_) => {
                     open.pop();
                 }
             }
         }
         states
             .into_iter()
-            .map(|state| if let CostState::Done(extent) = state { Some(extent) } else { None })
+            .map(|state| if let SchemaCostState::Done(extent) = state { Some(extent) } else { None })
             .collect()
     }
 
     /// Decides how `value` has to be checked. `values` is the total number of JSON values in it.
-    pub(super) fn judge(&self, value: &Value, values: usize) -> CostVerdict {
-        if let Some(CostExtent { size, chain }) = self.extent
+    pub(super) fn judge(&self, value: &Value, values: usize) -> SchemaCheckMethod {
+        if let Some(SchemaCostExtent { size, chain }) = self.extent
             && chain <= FEW_FRAMES
             && size.saturating_mul(values) <= MAX_VISITS
         {
-            return CostVerdict::Shallow;
+            return SchemaCheckMethod::Shallow;
         }
-        let mut walk = Walk { open: vec![(0, value, 1)], visits: 1 };
+        let mut walk = SchemaCostWalk { open: vec![(0, value, 1)], visits: 1 };
         let mut most_frames = 0;
         while let Some((index, value, frames)) = walk.open.pop() {
             if frames > MAX_FRAMES || walk.visits > MAX_VISITS {
-                return CostVerdict::TooMuch;
+                return SchemaCheckMethod::TooMuch;
             }
             most_frames = most_frames.max(frames);
             let Some(node) = self.nodes.get(index) else { continue };
@@ -232,19 +232,19 @@ impl CostModel {
             }
         }
         match most_frames {
-            _ if walk.visits > MAX_VISITS => CostVerdict::TooMuch,
-            0..=FEW_FRAMES => CostVerdict::Shallow,
-            _ => CostVerdict::Deep,
+            _ if walk.visits > MAX_VISITS => SchemaCheckMethod::TooMuch,
+            0..=FEW_FRAMES => SchemaCheckMethod::Shallow,
+            _ => SchemaCheckMethod::Deep,
         }
     }
 }
 
-struct Walk<'v> {
+struct SchemaCostWalk<'v> {
     open: Vec<(usize, &'v Value, usize)>,
     visits: usize,
 }
 
-impl<'v> Walk<'v> {
+impl<'v> SchemaCostWalk<'v> {
     fn push(&mut self, nodes: &[usize], value: &'v Value, frames: usize) {
         // A visit is counted when it is added to the list of open visits, so that the list itself also stays within the
         // limit.

@@ -7,8 +7,8 @@ use serde_json::{Map, Value};
 
 use super::{
     SchemaError,
-    cost::{CostModel, Edge},
-    walk::{SchemaStep, id_keywords, pointer, root_id, subschemas},
+    cost::{SchemaCostModel, SubschemaEdge},
+    walk::{SubschemaPlace, id_keywords, pointer, root_id, subschemas},
 };
 use crate::text::clip;
 
@@ -30,14 +30,15 @@ const MAX_ALL_REWRITES: usize = 2_000;
 
 pub(super) struct PreparedSchema {
     pub(super) document: Value,
-    pub(super) cost: CostModel,
+    pub(super) cost: SchemaCostModel,
 }
 
 /// Prepares a schema. Its depth must already be checked.
 pub(super) fn prepare(schema: &Value) -> Result<PreparedSchema, SchemaError> {
     let mut document = schema.clone();
     let root_id = root_id(&document).map(ToOwned::to_owned);
-    let mut work = SchemaWork { id_keywords: id_keywords(&document), root_id, ..SchemaWork::default() };
+    let mut work =
+        SchemaPreparation { id_keywords: id_keywords(&document), root_id, ..SchemaPreparation::default() };
     work.node(String::new())?;
     while let Some((index, path)) = work.open.pop() {
         match document.pointer_mut(&path) {
@@ -56,11 +57,11 @@ fn refuse<T>(reason: impl Into<String>) -> Result<T, SchemaError> {
 }
 
 #[derive(Default)]
-struct SchemaWork {
+struct SchemaPreparation {
     id_keywords: &'static [&'static str],
     /// The schema's id. A reference that contains this id is rewritten to a reference within the document.
     root_id: Option<String>,
-    cost: CostModel,
+    cost: SchemaCostModel,
     /// The index of each subschema found so far, by JSON pointer.
     nodes: HashMap<String, usize>,
     open: Vec<(usize, String)>,
@@ -68,7 +69,7 @@ struct SchemaWork {
     rewrites: usize,
 }
 
-impl SchemaWork {
+impl SchemaPreparation {
     fn node(&mut self, path: String) -> Result<usize, SchemaError> {
         if let Some(&index) = self.nodes.get(&path) {
             return Ok(index);
@@ -137,7 +138,7 @@ impl SchemaWork {
             let fragment = reference.split_once('#').map_or("", |(_, fragment)| fragment);
             *reference = format!("#{fragment}");
             let to = self.node(target)?;
-            self.cost.add_edge(index, Edge::Same, to);
+            self.cost.add_edge(index, SubschemaEdge::Same, to);
         }
         for (keyword, value) in &*schema {
             for (step, _) in subschemas(keyword, value) {
@@ -168,22 +169,22 @@ impl SchemaWork {
 ///
 /// The keywords of all drafts are considered, whatever draft the schema uses. As a result, the estimated cost of some
 /// schemas is too high, but it is never too low.
-fn edge(keyword: &str, step: &SchemaStep<'_>) -> Edge {
+fn edge(keyword: &str, step: &SubschemaPlace<'_>) -> SubschemaEdge {
     match (keyword, step) {
-        ("properties", SchemaStep::Name(name)) => Edge::Property((*name).to_owned()),
-        ("prefixItems" | "items", SchemaStep::Position(_)) => Edge::Prefix,
-        ("patternProperties", _) => Edge::Pattern,
-        ("additionalProperties" | "unevaluatedProperties", _) => Edge::OtherProperty,
-        ("propertyNames", _) => Edge::Name,
-        ("items" | "additionalItems", _) => Edge::OtherItem,
-        ("contains" | "unevaluatedItems", _) => Edge::Item,
-        ("contentSchema" | "$defs" | "definitions", _) => Edge::Nowhere,
-        _ => Edge::Same,
+        ("properties", SubschemaPlace::Name(name)) => SubschemaEdge::Property((*name).to_owned()),
+        ("prefixItems" | "items", SubschemaPlace::Position(_)) => SubschemaEdge::Prefix,
+        ("patternProperties", _) => SubschemaEdge::Pattern,
+        ("additionalProperties" | "unevaluatedProperties", _) => SubschemaEdge::OtherProperty,
+        ("propertyNames", _) => SubschemaEdge::Name,
+        ("items" | "additionalItems", _) => SubschemaEdge::OtherItem,
+        ("contains" | "unevaluatedItems", _) => SubschemaEdge::Item,
+        ("contentSchema" | "$defs" | "definitions", _) => SubschemaEdge::Nowhere,
+        _ => SubschemaEdge::Same,
     }
 }
 
 /// The cost of a regular expression.
-struct Weight {
+struct RegexCost {
     /// The approximate number of states that the regular expression engine will need.
     states: usize,
     /// The number of times that `boon` will parse the pattern again to rewrite a class such as `\d`.
@@ -194,7 +195,7 @@ struct Weight {
 /// does not support.
 ///
 /// The estimate is rough. If it is too low, the engine's own generous size limit still applies.
-fn weigh(pattern: &str) -> Option<Weight> {
+fn weigh(pattern: &str) -> Option<RegexCost> {
     let mut rewrites = 0;
     // For each open group, `groups` contains the number of states of the finished atoms, with the innermost group last.
     // `atom` is the number of states of the atom that a quantifier would repeat.
@@ -250,7 +251,7 @@ fn weigh(pattern: &str) -> Option<Weight> {
         atom = next;
     }
     let states = groups.into_iter().fold(atom, usize::saturating_add);
-    Some(Weight { states, rewrites })
+    Some(RegexCost { states, rewrites })
 }
 
 fn close_atom(groups: &mut [usize], atom: &mut usize) {

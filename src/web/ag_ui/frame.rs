@@ -114,7 +114,7 @@ pub(crate) enum AgUiOutcome {
         pending_tool_call_ids: Vec<String>,
     },
     Interrupt {
-        interrupts: Vec<Interrupt>,
+        interrupts: Vec<AgUiInterrupt>,
     },
     Cancelled,
 }
@@ -122,7 +122,7 @@ pub(crate) enum AgUiOutcome {
 /// A question that a paused run asks.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub(crate) struct Interrupt {
+pub(crate) struct AgUiInterrupt {
     pub(crate) id: String,
     pub(crate) reason: &'static str,
     #[serde(skip_serializing_if = "Option::is_none")]

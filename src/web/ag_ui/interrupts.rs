@@ -2,7 +2,7 @@
 
 use serde_json::{Map, Value, json};
 
-use super::{AgUiLevel, frame::Interrupt};
+use super::{AgUiVersion, frame::AgUiInterrupt};
 use crate::{
     agent::Snapshot,
     message::{Timestamp, ToolUseId, value_weight},
@@ -17,13 +17,13 @@ const MAX_MESSAGE: usize = 16 << 10;
 const MAX_DETAILS: usize = 1 << 20;
 
 /// Returns an interrupt for each pause of the agent.
-pub(super) fn interrupts(agent: &Snapshot, decided: &[ToolUseId], level: AgUiLevel) -> Vec<Interrupt> {
+pub(super) fn interrupts(agent: &Snapshot, decided: &[ToolUseId], level: AgUiVersion) -> Vec<AgUiInterrupt> {
     let mut room = MAX_DETAILS;
     let pauses = agent.pauses.iter().filter(|pause| !decided.contains(&pause.tool_use.id));
     pauses.map(|pause| interrupt(pause, agent, level, &mut room)).collect()
 }
 
-fn interrupt(pause: &PendingUse, agent: &Snapshot, level: AgUiLevel, room: &mut usize) -> Interrupt {
+fn interrupt(pause: &PendingUse, agent: &Snapshot, level: AgUiVersion, room: &mut usize) -> AgUiInterrupt {
     let mut take = |value: &Value| {
         let size = value_weight(value);
         let fits = size <= *room;
@@ -60,7 +60,7 @@ fn interrupt(pause: &PendingUse, agent: &Snapshot, level: AgUiLevel, room: &mut 
         None => tool().map(|tool| tool.schema.as_value()),
     };
     let schema = schema.filter(|schema| take(schema));
-    Interrupt {
+    AgUiInterrupt {
         tool_call_id: pause.call().to_string(),
         id: pause.tool_use.id.to_string(),
         reason: "tool_call",
@@ -68,7 +68,7 @@ fn interrupt(pause: &PendingUse, agent: &Snapshot, level: AgUiLevel, room: &mut 
         response_schema: response_schema(&pause.tool_use.name, schema),
         // A client of version 0.0.59 can never continue a conversation after an interrupt has expired, so such a client
         // gets no time of expiry.
-        expires_at: pause.expires.filter(|_| level == AgUiLevel::V1).map(Timestamp::rfc_3339),
+        expires_at: pause.expires.filter(|_| level == AgUiVersion::V1).map(Timestamp::rfc_3339),
         metadata,
     }
 }

@@ -6,7 +6,7 @@
 use serde_json::{Map, Value, json};
 
 use super::{
-    AgUiLevel,
+    AgUiVersion,
     frame::{AgUiContent, AgUiMedia, AgUiMessage, AgUiPart, AgUiSource, AgUiToolCall},
 };
 use crate::{
@@ -15,7 +15,7 @@ use crate::{
     },
     session::SessionSnapshot,
     text::clip,
-    web::front::{exchange::has_own_content, files::Files},
+    web::front::{exchange::has_own_content, files::ClientFileForm},
 };
 
 /// The greatest size of a text in one frame, in bytes. The JSON form of the text can be six times as long.
@@ -27,9 +27,9 @@ const MAX_MESSAGES: usize = 8 << 20;
 /// The greatest size of a file if files stay in the stream.
 pub(super) const MAX_DATA: usize = 4 << 20;
 
-impl Files {
+impl ClientFileForm {
     /// Returns whether the result of a tool contains a file whose bytes are replaced by an address.
-    pub(super) fn links_in(&self, result: &ToolResult, level: AgUiLevel) -> bool {
+    pub(super) fn links_in(&self, result: &ToolResult, level: AgUiVersion) -> bool {
         let is_linked = |block: &ResultBlock| match block {
             ResultBlock::Attachment(file) => self.links(file),
             ResultBlock::Text(_) => false,
@@ -90,8 +90,8 @@ pub(super) fn result_id(tool_use: &ToolUseId) -> String {
 pub(super) fn result(
     result: &ToolResult,
     block: Option<(&str, usize)>,
-    level: AgUiLevel,
-    files: &Files,
+    level: AgUiVersion,
+    files: &ClientFileForm,
 ) -> (AgUiContent, Map<String, Value>) {
     let mut metadata = Map::new();
     if result.is_error {
@@ -122,7 +122,7 @@ pub(super) fn result(
 }
 
 /// Returns the content of a result: one text if there are only texts, otherwise the parts.
-fn content(parts: Vec<AgUiPart>, level: AgUiLevel) -> AgUiContent {
+fn content(parts: Vec<AgUiPart>, level: AgUiVersion) -> AgUiContent {
     let text = |part: &AgUiPart| match part {
         AgUiPart::Text { text } => Some(text.clone()),
         _ => None,
@@ -136,15 +136,15 @@ fn content(parts: Vec<AgUiPart>, level: AgUiLevel) -> AgUiContent {
 /// The messages of a conversation, in the order in which the client shows them.
 #[derive(Debug)]
 pub(super) struct AgUiMessages<'a> {
-    level: AgUiLevel,
-    files: &'a Files,
+    level: AgUiVersion,
+    files: &'a ClientFileForm,
     list: Vec<AgUiMessage>,
     /// The number of messages so far, from which the ids of messages without an id are made.
     count: usize,
 }
 
 impl<'a> AgUiMessages<'a> {
-    pub(super) fn new(level: AgUiLevel, files: &'a Files) -> Self {
+    pub(super) fn new(level: AgUiVersion, files: &'a ClientFileForm) -> Self {
         Self { level, files, list: Vec::new(), count: 0 }
     }
 
@@ -153,8 +153,8 @@ impl<'a> AgUiMessages<'a> {
     pub(super) fn of(
         view: &SessionSnapshot,
         end: Option<&MessageId>,
-        level: AgUiLevel,
-        files: &'a Files,
+        level: AgUiVersion,
+        files: &'a ClientFileForm,
     ) -> Vec<AgUiMessage> {
         let (agent, mut messages) = (&view.agent, Self::new(level, files));
         for message in agent.messages().take_while(|message| end.is_none() || message.id.as_ref() != end) {
@@ -309,8 +309,8 @@ fn fit(mut messages: Vec<AgUiMessage>, limit: usize) -> Vec<AgUiMessage> {
 }
 
 fn json_size(message: &AgUiMessage) -> usize {
-    struct Count(usize);
-    impl std::io::Write for Count {
+    struct ByteCounter(usize);
+    impl std::io::Write for ByteCounter {
         fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
             self.0 += bytes.len();
             Ok(bytes.len())
@@ -320,7 +320,7 @@ fn json_size(message: &AgUiMessage) -> usize {
             Ok(())
         }
     }
-    let mut count = Count(1);
+    let mut count = ByteCounter(1);
     match serde_json::to_writer(&mut count, message) {
         Ok(()) => count.0,
         Err(_) => usize::MAX / 2,

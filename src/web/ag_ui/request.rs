@@ -6,7 +6,7 @@ use axum::http::StatusCode;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
-use super::AgUiLevel;
+use super::AgUiVersion;
 use crate::{
     agent::Status,
     message::{Attachment, Blocks, Content, MessageId, Text, ToolResult, ToolUse, ToolUseId},
@@ -17,7 +17,7 @@ use crate::{
         Problem,
         front::{
             exchange::stored_id,
-            intent::{self, Intent, Name, Trigger, intent, open_uses},
+            intent::{self, MessageRef, PostedMessageUse, RequestIntent, intent, open_uses},
         },
     },
 };
@@ -38,7 +38,7 @@ pub(crate) struct AgUiInput {
     pub(crate) run_id: String,
     #[serde(default)]
     pub(crate) protocol_version: Option<String>,
-    pub(crate) messages: Vec<AgUiPosted>,
+    pub(crate) messages: Vec<AgUiPostedMessage>,
     #[serde(default)]
     pub(crate) tools: Option<Vec<AgUiTool>>,
     #[serde(default)]
@@ -50,7 +50,7 @@ pub(crate) struct AgUiInput {
 /// A message in a request.
 #[derive(Clone, Debug, Hash, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub(crate) struct AgUiPosted {
+pub(crate) struct AgUiPostedMessage {
     pub(crate) id: String,
     pub(crate) role: String,
     #[serde(default)]
@@ -89,8 +89,8 @@ pub(crate) enum AgUiAnswerStatus {
 
 impl AgUiInput {
     /// Returns the version of the protocol that the client reads.
-    pub(crate) fn level(&self) -> AgUiLevel {
-        AgUiLevel::of(self.protocol_version.as_deref())
+    pub(crate) fn level(&self) -> AgUiVersion {
+        AgUiVersion::of(self.protocol_version.as_deref())
     }
 
     /// Returns the ids under which the messages that the client has are stored.
@@ -107,7 +107,7 @@ impl AgUiInput {
     /// in flight counts as new, because the id of the run is another one.
     pub(crate) fn is_new(&self, view: &SessionSnapshot) -> bool {
         match self.intent(view) {
-            Ok(intent) => !matches!(intent, Intent::Ended(..)),
+            Ok(intent) => !matches!(intent, RequestIntent::Ended(..)),
             Err(problem) => problem.code() == ErrorKind::Busy.code(),
         }
     }
@@ -121,30 +121,30 @@ impl AgUiInput {
     /// - A new user message is the prompt.
     /// - A user message that the server knows is edited if its content differs. Otherwise it gets another answer. But
     ///   if the message is staged or part of the turn in flight, nothing is changed, and other content is refused.
-    pub(crate) fn intent(&self, view: &SessionSnapshot) -> Result<Intent, Problem> {
+    pub(crate) fn intent(&self, view: &SessionSnapshot) -> Result<RequestIntent, Problem> {
         let answers = self.resume.as_deref().unwrap_or_default();
         let pauses = &view.agent.pauses;
-        let is_turn = |message: &AgUiPosted| matches!(&*message.role, "user" | "assistant" | "tool");
+        let is_turn = |message: &AgUiPostedMessage| matches!(&*message.role, "user" | "assistant" | "tool");
         let count = self.messages.iter().rposition(is_turn).map_or(0, |newest| newest + 1);
         let (newest, before) = self.messages[..count].split_last().unzip();
         let (trigger, blocks) = match newest {
-            _ if !answers.is_empty() => (Trigger::Decide(decisions(answers, pauses)?), Vec::new()),
+            _ if !answers.is_empty() => (PostedMessageUse::Decide(decisions(answers, pauses)?), Vec::new()),
             _ if !pauses.is_empty() => return Err(missing_answer(&pauses[0].tool_use.id)),
-            Some(newest) if newest.role == "user" => (Trigger::Newest, newest.blocks()?.0),
-            Some(newest) if newest.role == "tool" => (Trigger::Results, self.results(view)?),
+            Some(newest) if newest.role == "user" => (PostedMessageUse::Newest, newest.blocks()?.0),
+            Some(newest) if newest.role == "tool" => (PostedMessageUse::Results, self.results(view)?),
             _ => return Err(nothing_new()),
         };
-        let is_late = matches!(trigger, Trigger::Results) && view.agent.status == Status::Busy;
+        let is_late = matches!(trigger, PostedMessageUse::Results) && view.agent.status == Status::Busy;
         let own = newest.map_or("", |newest| &newest.id);
         // The original message keeps its id in the tree, so the edited message gets another id.
         let fresh = match trigger {
-            Trigger::Newest => prompt_id(&format!("run-{}", self.run_id)),
+            PostedMessageUse::Newest => prompt_id(&format!("run-{}", self.run_id)),
             _ => prompt_id(own),
         };
-        let posted = intent::Posted {
-            before: before.into_iter().flatten().filter_map(AgUiPosted::name).collect(),
+        let posted = intent::PostedRequest {
+            before: before.into_iter().flatten().filter_map(AgUiPostedMessage::name).collect(),
             whole: false,
-            newest: newest.and_then(AgUiPosted::name),
+            newest: newest.and_then(AgUiPostedMessage::name),
             trigger,
             blocks,
             id: prompt_id(own),
@@ -156,7 +156,7 @@ impl AgUiInput {
     /// Returns the posted results of the tool uses that the last turn has left open.
     fn results(&self, view: &SessionSnapshot) -> Result<Vec<Content>, Problem> {
         let result = |tool_use: &ToolUse| {
-            let answers = |message: &&AgUiPosted| {
+            let answers = |message: &&AgUiPostedMessage| {
                 message.role == "tool" && message.tool_call_id.as_deref() == Some(tool_use.id.as_str())
             };
             self.messages.iter().rev().find(answers).map(|message| message.result(tool_use))
@@ -195,14 +195,14 @@ impl AgUiInput {
 /// A part of a posted message.
 #[derive(Deserialize)]
 #[serde(tag = "type", rename_all = "lowercase")]
-enum PostedPart {
+enum AgUiPostedPart {
     Text {
         text: String,
     },
-    Image(PostedMedia),
-    Audio(PostedMedia),
-    Video(PostedMedia),
-    Document(PostedMedia),
+    Image(AgUiPostedMedia),
+    Audio(AgUiPostedMedia),
+    Video(AgUiPostedMedia),
+    Document(AgUiPostedMedia),
     /// The form of files in versions of the npm packages before 0.0.48.
     #[serde(rename_all = "camelCase")]
     Binary {
@@ -217,15 +217,15 @@ enum PostedPart {
 }
 
 #[derive(Deserialize)]
-struct PostedMedia {
-    source: PostedSource,
+struct AgUiPostedMedia {
+    source: AgUiPostedSource,
     #[serde(default)]
     metadata: Value,
 }
 
 #[derive(Deserialize)]
 #[serde(tag = "type", rename_all = "lowercase", rename_all_fields = "camelCase")]
-enum PostedSource {
+enum AgUiPostedSource {
     Data {
         value: String,
         mime_type: String,
@@ -237,17 +237,17 @@ enum PostedSource {
     },
 }
 
-impl AgUiPosted {
+impl AgUiPostedMessage {
     /// Returns the content of a message from the user, or of a result.
     pub(crate) fn blocks(&self) -> Result<Blocks, Problem> {
         if let Value::String(text) = &self.content {
             return Ok(text.into());
         }
-        let parts = Vec::<PostedPart>::deserialize(&self.content).map_err(|error| {
+        let parts = Vec::<AgUiPostedPart>::deserialize(&self.content).map_err(|error| {
             let message = format!("The content of the message {:?} cannot be read: {error}", self.id);
             refused("invalid-prompt", message)
         })?;
-        parts.into_iter().map(PostedPart::block).collect()
+        parts.into_iter().map(AgUiPostedPart::block).collect()
     }
 
     /// Returns the text of content that has no parts.
@@ -260,12 +260,14 @@ impl AgUiPosted {
     }
 
     /// Returns the stored message to which the message belongs.
-    fn name(&self) -> Option<Name> {
+    fn name(&self) -> Option<MessageRef> {
         match &*self.role {
-            "user" => Some(Name::Message(MessageId::new(&*stored_id(&self.id)))),
+            "user" => Some(MessageRef::Message(MessageId::new(&*stored_id(&self.id)))),
             // The id of a block is `MESSAGE-INDEX`, so the part before the dash is the id of its message.
-            "assistant" | "reasoning" => Some(Name::Message(MessageId::new(self.id.rsplit_once('-')?.0))),
-            "tool" => self.tool_call_id.as_deref().map(|id| Name::Result(ToolUseId::new(id))),
+            "assistant" | "reasoning" => {
+                Some(MessageRef::Message(MessageId::new(self.id.rsplit_once('-')?.0)))
+            }
+            "tool" => self.tool_call_id.as_deref().map(|id| MessageRef::Result(ToolUseId::new(id))),
             _ => None,
         }
     }
@@ -285,9 +287,9 @@ impl AgUiPosted {
     }
 }
 
-impl PostedPart {
+impl AgUiPostedPart {
     fn block(self) -> Result<Content, Problem> {
-        let (PostedMedia { source, metadata }, any) = match self {
+        let (AgUiPostedMedia { source, metadata }, any) = match self {
             Self::Text { text } => return Ok(Text::new(text).into()),
             Self::Binary { mime_type, url, data, filename } => {
                 let file = match (data, url) {
@@ -306,8 +308,8 @@ impl PostedPart {
             Self::Document(media) => (media, "application/octet-stream"),
         };
         let file = match source {
-            PostedSource::Data { value, mime_type } => Attachment::base64(mime_type, value),
-            PostedSource::Url { value, mime_type } => {
+            AgUiPostedSource::Data { value, mime_type } => Attachment::base64(mime_type, value),
+            AgUiPostedSource::Url { value, mime_type } => {
                 Attachment::url(mime_type.unwrap_or_else(|| any.to_owned()), value)
             }
         };

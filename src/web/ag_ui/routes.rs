@@ -11,19 +11,19 @@ use futures_util::stream;
 use serde::Deserialize;
 
 use super::{
-    AgUiFrame, AgUiInput, AgUiLevel, AgUiRun, AgUiStart, AgUiStream, messages::MAX_DATA, request::prompt_id,
+    AgUiFrame, AgUiInput, AgUiRun, AgUiStart, AgUiStream, AgUiVersion, messages::MAX_DATA, request::prompt_id,
 };
 use crate::{
     run::ClientTools,
     session::{Session, SessionSnapshot, SessionSubscription},
     store::ConversationId,
     web::{
-        Action, Client, Problem, Web,
-        front::{files::Files, intent::Intent, readers::Reader},
+        Action, AuthorizedClient, Problem, Web,
+        front::{files::ClientFileForm, intent::RequestIntent, readers::WebRunReader},
         gate::WebRequest,
         requests::{decided_by, prompt_of},
         routes::{Route, file, router_of, routes},
-        streams::{Lifetime, Permit},
+        streams::{StreamLifetime, StreamPermit},
     },
 };
 
@@ -44,14 +44,14 @@ pub(in crate::web) fn router(web: &Web) -> Router {
 
 #[derive(Debug, Default, Deserialize)]
 #[serde(default, rename_all = "camelCase", deny_unknown_fields)]
-struct JoinQuery {
+struct AgUiJoinQuery {
     run_id: Option<String>,
     protocol_version: Option<String>,
 }
 
 #[derive(Debug, Default, Deserialize)]
 #[serde(default, deny_unknown_fields)]
-struct StopQuery {
+struct AgUiStopQuery {
     discard: bool,
 }
 
@@ -75,7 +75,10 @@ async fn run(mut call: WebRequest) -> Result<Response, Problem> {
         Ok(start) => {
             let (stream, frames) = AgUiStream::begin(run, (*view).clone(), start);
             let (queue, lifetime) = (frames.into(), call.web.lifetime());
-            Ok(respond(&call, AgUiReply { id, run: stream, queue, updates, lifetime, reader, permit }))
+            Ok(respond(
+                &call,
+                AgUiResponseState { id, run: stream, queue, updates, lifetime, reader, permit },
+            ))
         }
         Err(problem) => {
             runs.remove(&id, &input);
@@ -96,7 +99,7 @@ async fn perform(
     input: &AgUiInput,
     session: &Session,
     view: &SessionSnapshot,
-    reader: &mut Option<Reader>,
+    reader: &mut Option<WebRunReader>,
 ) -> Result<AgUiStart, Problem> {
     // The run is remembered first, because a client that loses its connection now repeats the request.
     if !call.web.0.ag_ui_runs.insert(call.id()?, input) {
@@ -107,9 +110,9 @@ async fn perform(
         return Ok(AgUiStart::staged(own));
     }
     let mut command = match input.intent(view)? {
-        Intent::Join(staged) => return Ok(AgUiStart::staged(staged)),
-        Intent::Ended(_, outcome) => return Ok(AgUiStart::Ended(outcome)),
-        Intent::Perform(command) => command,
+        RequestIntent::Join(staged) => return Ok(AgUiStart::staged(staged)),
+        RequestIntent::Ended(_, outcome) => return Ok(AgUiStart::Ended(outcome)),
+        RequestIntent::Perform(command) => command,
     };
     call.permit_command(&command)?;
     call.restore(&mut command, view)?;
@@ -126,12 +129,12 @@ async fn perform(
     }
     let decided = decided_by(&command);
     let answer = session.perform(*command, Some(call.client.principal.name())).await;
-    let answer = answer.inspect_err(|_| reader.iter_mut().for_each(Reader::end))?;
+    let answer = answer.inspect_err(|_| reader.iter_mut().for_each(WebRunReader::end))?;
     Ok(AgUiStart::of(&answer, prompt, &view.agent).after(decided))
 }
 
 async fn join(mut call: WebRequest) -> Result<Response, Problem> {
-    let query: JoinQuery = call.query()?;
+    let query: AgUiJoinQuery = call.query()?;
     let permit = call.open_stream()?;
     let (session, updates, view) = call.subscribe().await?;
     let turn = view.agent.turn.map_or_else(|| "idle".to_owned(), |turn| turn.to_string());
@@ -139,17 +142,17 @@ async fn join(mut call: WebRequest) -> Result<Response, Problem> {
         files: files(&call),
         thread: call.client_id.clone(),
         id: query.run_id.unwrap_or(turn),
-        level: AgUiLevel::of(query.protocol_version.as_deref()),
+        level: AgUiVersion::of(query.protocol_version.as_deref()),
         ..AgUiRun::default()
     };
     let (stream, frames) = AgUiStream::begin(run, (*view).clone(), AgUiStart::Join);
     let (queue, lifetime, id) = (frames.into(), call.web.lifetime(), session.id().clone());
     let reader = call.reader(&session, &view);
-    Ok(respond(&call, AgUiReply { id, run: stream, queue, updates, lifetime, reader, permit }))
+    Ok(respond(&call, AgUiResponseState { id, run: stream, queue, updates, lifetime, reader, permit }))
 }
 
 async fn stop(call: WebRequest) -> Result<Response, Problem> {
-    let StopQuery { discard } = call.query()?;
+    let AgUiStopQuery { discard } = call.query()?;
     let stop = |session: Session| async move {
         if discard { session.cancel().await } else { session.interrupt().await }
     };
@@ -157,22 +160,22 @@ async fn stop(call: WebRequest) -> Result<Response, Problem> {
     Ok(StatusCode::NO_CONTENT.into_response())
 }
 
-fn files(call: &WebRequest) -> Files {
+fn files(call: &WebRequest) -> ClientFileForm {
     call.web.0.view.files(format!("{}/files", call.client_path("")), MAX_DATA)
 }
 
 /// The state of a response.
-struct AgUiReply {
+struct AgUiResponseState {
     id: ConversationId,
     run: AgUiStream,
     queue: VecDeque<AgUiFrame>,
     updates: SessionSubscription,
-    lifetime: Lifetime,
-    reader: Option<Reader>,
-    permit: Permit,
+    lifetime: StreamLifetime,
+    reader: Option<WebRunReader>,
+    permit: StreamPermit,
 }
 
-fn respond(call: &WebRequest, reply: AgUiReply) -> Response {
+fn respond(call: &WebRequest, reply: AgUiResponseState) -> Response {
     let client = call.client.clone();
     let events = stream::unfold(Some(reply), move |reply| {
         let client = client.clone();
@@ -192,22 +195,22 @@ fn event(frame: &AgUiFrame) -> Result<Event, axum::Error> {
     Event::default().json_data(frame)
 }
 
-impl AgUiReply {
+impl AgUiResponseState {
     /// Returns the next event and the rest of the stream. If its lifetime is over, the reader gets an error, which fails
     /// the body: a body that merely ends counts as a success in the client.
-    async fn next(mut self, client: &Client) -> Option<(Result<Event, axum::Error>, Option<Self>)> {
+    async fn next(mut self, client: &AuthorizedClient) -> Option<(Result<Event, axum::Error>, Option<Self>)> {
         loop {
             if let Some(frame) = self.queue.pop_front() {
                 return Some((event(&frame), Some(self)));
             }
             if self.run.is_ended() {
-                self.reader.iter_mut().for_each(Reader::end);
+                self.reader.iter_mut().for_each(WebRunReader::end);
                 return None;
             }
             let update = tokio::select! {
                 biased;
                 () = &mut self.lifetime => {
-                    self.reader.iter_mut().for_each(Reader::cut);
+                    self.reader.iter_mut().for_each(WebRunReader::cut);
                     drop(self.permit);
                     return Some((Err(axum::Error::new("the lifetime of the stream is over")), None));
                 }

@@ -14,10 +14,10 @@ const KEPT: usize = 1024;
 
 /// The latest runs, in the order of their requests.
 #[derive(Debug, Default)]
-pub(in crate::web) struct AgUiRuns(Mutex<VecDeque<AgUiKnown>>);
+pub(in crate::web) struct AgUiRuns(Mutex<VecDeque<AgUiRecentRun>>);
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct AgUiKnown {
+struct AgUiRecentRun {
     conversation: ConversationId,
     /// A hash of the run's id and of the answers to interrupts. If the request has no answers, of its newest message.
     request: u64,
@@ -50,7 +50,7 @@ impl AgUiRuns {
     }
 }
 
-fn known(conversation: &ConversationId, input: &AgUiInput) -> AgUiKnown {
+fn known(conversation: &ConversationId, input: &AgUiInput) -> AgUiRecentRun {
     // A client chooses the id of the run, which can be long.
     let mut hasher = DefaultHasher::new();
     input.run_id.hash(&mut hasher);
@@ -58,5 +58,5 @@ fn known(conversation: &ConversationId, input: &AgUiInput) -> AgUiKnown {
         Some(answers) => answers.hash(&mut hasher),
         None => input.messages.last().hash(&mut hasher),
     }
-    AgUiKnown { conversation: conversation.clone(), request: hasher.finish() }
+    AgUiRecentRun { conversation: conversation.clone(), request: hasher.finish() }
 }

@@ -41,7 +41,7 @@ use std::collections::HashSet;
 
 use serde_json::{Map, Value, json};
 
-use super::{AgUiLevel, frame::AgUiFrame};
+use super::{AgUiVersion, frame::AgUiFrame};
 use crate::{
     agent::{Event, Follow, FollowFrom, FollowTarget, Snapshot, Status},
     message::ToolUseId,
@@ -50,7 +50,7 @@ use crate::{
     session::{SessionAnswer, SessionEvent, SessionSnapshot, StoreReport},
     subscription::{Numbered, Update},
     text::clip,
-    web::front::files::Files,
+    web::front::files::ClientFileForm,
 };
 use writer::AgUiWriter;
 
@@ -65,8 +65,8 @@ const LOST: (&str, &str) = ("not-saved", crate::web::LOST);
 pub(crate) struct AgUiRun {
     pub(crate) thread: String,
     pub(crate) id: String,
-    pub(crate) level: AgUiLevel,
-    pub(crate) files: Files,
+    pub(crate) level: AgUiVersion,
+    pub(crate) files: ClientFileForm,
     /// The ids of the messages that the client has.
     pub(crate) known: HashSet<String>,
     /// The state of the client. The stream adds the member `omni` to it.

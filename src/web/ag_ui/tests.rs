@@ -11,7 +11,7 @@ use std::{collections::HashSet, time::Duration};
 use serde_json::{Value, json};
 
 use super::{
-    AgUiFrame, AgUiInput, AgUiLevel, AgUiRun, AgUiStart, AgUiStream, messages::AgUiMessages, stream::omni,
+    AgUiFrame, AgUiInput, AgUiRun, AgUiStart, AgUiStream, AgUiVersion, messages::AgUiMessages, stream::omni,
 };
 use crate::{
     agent::{Agent, AgentBuilder},
@@ -22,7 +22,7 @@ use crate::{
     testing::{ScriptedProvider, Step},
     tool::{ToolContext, tool_fn_with_schema},
     web::{
-        front::{files::Files, intent::Intent},
+        front::{files::ClientFileForm, intent::RequestIntent},
         requests::prompt_of,
     },
 };
@@ -67,12 +67,12 @@ fn agent(provider: &ScriptedProvider) -> AgentBuilder {
 }
 
 impl Rig {
-    async fn new(level: AgUiLevel, steps: impl IntoIterator<Item = Step>) -> Self {
+    async fn new(level: AgUiVersion, steps: impl IntoIterator<Item = Step>) -> Self {
         Self::with(level, steps, |agent| agent).await
     }
 
     async fn with(
-        level: AgUiLevel,
+        level: AgUiVersion,
         steps: impl IntoIterator<Item = Step>,
         set_up: impl FnOnce(AgentBuilder) -> AgentBuilder,
     ) -> Self {
@@ -95,7 +95,7 @@ impl Rig {
             "state": self.client.state,
             "forwardedProps": {},
         });
-        if self.client.level == AgUiLevel::V1 {
+        if self.client.level == AgUiVersion::V1 {
             request["protocolVersion"] = "1.0".into();
         }
         request.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
@@ -142,9 +142,9 @@ impl Rig {
                     ),
                 };
             }
-            Ok(Intent::Join(staged)) => AgUiStart::staged(staged),
-            Ok(Intent::Ended(_, outcome)) => AgUiStart::Ended(outcome),
-            Ok(Intent::Perform(mut command)) => {
+            Ok(RequestIntent::Join(staged)) => AgUiStart::staged(staged),
+            Ok(RequestIntent::Ended(_, outcome)) => AgUiStart::Ended(outcome),
+            Ok(RequestIntent::Perform(mut command)) => {
                 let prompt = prompt_of(&mut command).and_then(|prompt| prompt.id.clone());
                 let answer = self.session.perform(*command, None).await.unwrap();
                 AgUiStart::of(&answer, prompt, &view.agent)
@@ -157,7 +157,7 @@ impl Rig {
 
 fn check_messages(client: &Client, view: &SessionSnapshot) {
     assert_eq!(client.state["omni"], omni(view));
-    let truth = AgUiMessages::of(view, None, client.level, &Files::default());
+    let truth = AgUiMessages::of(view, None, client.level, &ClientFileForm::default());
     let truth: Vec<_> = truth.iter().map(|message| serde_json::to_value(message).unwrap()).collect();
     let has_reasoning = truth.iter().any(|message| message["role"] == "reasoning");
     // If a snapshot contains no reasoning, the client keeps its reasoning, even if the session has discarded that
@@ -188,7 +188,7 @@ fn run_of(input: &AgUiInput) -> AgUiRun {
         thread: input.thread_id.clone(),
         id: input.run_id.clone(),
         level: input.level(),
-        files: Files::default(),
+        files: ClientFileForm::default(),
         known: input.known(),
         state: input.state(),
     }
@@ -260,10 +260,10 @@ async fn joined_stream_states_the_decisions_about_tool_uses_and_the_unusual_end_
         let run = AgUiRun {
             thread: "t".into(),
             id: "r".into(),
-            level: AgUiLevel::V1,
+            level: AgUiVersion::V1,
             state: serde_json::Map::new(),
             known: HashSet::new(),
-            files: Files::default(),
+            files: ClientFileForm::default(),
         };
         let (_, frames) = AgUiStream::begin(run, view, AgUiStart::Join);
         let frames: Vec<_> = frames.iter().map(|frame| serde_json::to_value(frame).unwrap()).collect();

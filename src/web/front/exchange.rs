@@ -8,7 +8,7 @@ use crate::{
     message::{Content, Message, MessageId, Role},
     run::{Failure, MAX_ID},
     session::SessionSnapshot,
-    store::digest::Digest,
+    store::digest::ContentHasher,
     tree::{Node, NodeId, Tree},
 };
 
@@ -21,7 +21,7 @@ pub(in crate::web) struct ExchangeEntry<'a> {
 }
 
 /// A prompt and the messages that respond to it.
-pub(in crate::web) struct Exchange<'a> {
+pub(in crate::web) struct PromptExchange<'a> {
     /// The id of the prompt's message in the protocol. If the history does not begin with a prompt, this is the id of
     /// its first message.
     pub(in crate::web) id: String,
@@ -31,7 +31,7 @@ pub(in crate::web) struct Exchange<'a> {
     pub(in crate::web) rest: Vec<ExchangeEntry<'a>>,
 }
 
-impl Exchange<'_> {
+impl PromptExchange<'_> {
     /// Returns the id of the assistant's message in the protocol, or `None` if there is no answer yet. The id has the turn
     /// of the first message of the answer, so each version of an answer has its own id. A message without a turn is
     /// named itself.
@@ -81,7 +81,7 @@ fn shortened(id: &str, limit: usize) -> Cow<'_, str> {
     if id.len() <= limit {
         return id.into();
     }
-    let mut digest = Digest::default();
+    let mut digest = ContentHasher::default();
     digest.part(id.as_bytes());
     format!("{:032x}", digest.value()).into()
 }
@@ -130,7 +130,7 @@ pub(in crate::web) fn has_results(message: &Message) -> bool {
 
 /// Returns the exchange in which a node lies. If the node is not on the path, the exchange continues with the children
 /// that were active last.
-pub(in crate::web) fn exchange_of(tree: &Tree, node: NodeId) -> Option<Exchange<'_>> {
+pub(in crate::web) fn exchange_of(tree: &Tree, node: NodeId) -> Option<PromptExchange<'_>> {
     let mut path: Vec<_> = tree.iter().collect();
     if path.iter().all(|other| other.id() != node) {
         path = tree.path_to(node)?;
@@ -142,22 +142,22 @@ pub(in crate::web) fn exchange_of(tree: &Tree, node: NodeId) -> Option<Exchange<
         }
     }
     let is_it = |entry: &ExchangeEntry<'_>| entry.node.is_some_and(|other| other.id() == node);
-    let has_node = |exchange: &Exchange<'_>| exchange.rest.iter().chain(&exchange.prompt).any(is_it);
+    let has_node = |exchange: &PromptExchange<'_>| exchange.rest.iter().chain(&exchange.prompt).any(is_it);
     grouped(path.into_iter(), &[]).into_iter().rfind(has_node)
 }
 
 /// Groups all messages of a snapshot.
-pub(in crate::web) fn exchanges(snapshot: &SessionSnapshot) -> Vec<Exchange<'_>> {
+pub(in crate::web) fn exchanges(snapshot: &SessionSnapshot) -> Vec<PromptExchange<'_>> {
     grouped(snapshot.tree.iter(), &snapshot.agent.pending)
 }
 
-fn grouped<'a>(path: impl Iterator<Item = &'a Node>, pending: &'a [Arc<Message>]) -> Vec<Exchange<'a>> {
+fn grouped<'a>(path: impl Iterator<Item = &'a Node>, pending: &'a [Arc<Message>]) -> Vec<PromptExchange<'a>> {
     let committed = path.map(|node| ExchangeEntry { node: Some(node), message: node.message() });
     let in_flight = pending.iter().map(|message| ExchangeEntry { node: None, message });
     let entries: Vec<ExchangeEntry<'_>> = committed.chain(in_flight).collect();
     let first_pending = entries.len() - pending.len();
 
-    let mut exchanges: Vec<Exchange<'_>> = Vec::new();
+    let mut exchanges: Vec<PromptExchange<'_>> = Vec::new();
     for (index, entry) in entries.iter().enumerate() {
         let is_other = |entry: &ExchangeEntry<'_>| entry.message.compaction.is_none();
         let joined = entries.get(first_pending..index).is_some_and(|before| before.iter().any(is_other))
@@ -175,7 +175,7 @@ fn grouped<'a>(path: impl Iterator<Item = &'a Node>, pending: &'a [Arc<Message>]
             _ => {}
         }
         let (prompt, rest) = if is_prompt { (Some(*entry), vec![]) } else { (None, vec![*entry]) };
-        exchanges.push(Exchange { id: id(), prompt, rest });
+        exchanges.push(PromptExchange { id: id(), prompt, rest });
     }
     exchanges
 }

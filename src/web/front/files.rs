@@ -17,20 +17,20 @@ pub(in crate::web) const MAX_INLINE: usize = 64 << 10;
 
 /// The form in which clients get the files of a conversation.
 #[derive(Clone, Debug)]
-pub(in crate::web) struct Files {
+pub(in crate::web) struct ClientFileForm {
     /// The address below which the files of the conversation are served: `BASE/MESSAGE/BLOCK`.
     pub(in crate::web) base: Option<String>,
     /// The greatest size of a file that stays inside its message, in bytes of base64.
     pub(in crate::web) limit: usize,
 }
 
-impl Default for Files {
+impl Default for ClientFileForm {
     fn default() -> Self {
         Self { base: None, limit: MAX_INLINE }
     }
 }
 
-impl Files {
+impl ClientFileForm {
     /// Returns whether the file is so large that its address replaces it. The address needs the id of the message.
     pub(in crate::web) fn links(&self, file: &Attachment) -> bool {
         self.base.is_some() && matches!(&file.source, Source::Base64 { data } if data.len() > self.limit)

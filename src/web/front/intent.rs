@@ -5,7 +5,7 @@
 
 use std::collections::HashMap;
 
-use super::exchange::{Exchange, exchange_of, has_own_content, stored_base};
+use super::exchange::{PromptExchange, exchange_of, has_own_content, stored_base};
 use crate::{
     agent::Status,
     message::{Blocks, Content, Message, MessageId, Role, ToolUse, ToolUseId, TurnId},
@@ -19,14 +19,14 @@ use crate::{
 
 /// A posted request.
 #[derive(Debug)]
-pub(in crate::web) struct Posted {
+pub(in crate::web) struct PostedRequest {
     /// The messages before the newest one, oldest first.
-    pub(in crate::web) before: Vec<Name>,
+    pub(in crate::web) before: Vec<MessageRef>,
     /// Whether nothing precedes the newest message if `before` is empty. Otherwise, the list may be incomplete.
     pub(in crate::web) whole: bool,
     /// The newest message, or the message that it replaces.
-    pub(in crate::web) newest: Option<Name>,
-    pub(in crate::web) trigger: Trigger,
+    pub(in crate::web) newest: Option<MessageRef>,
+    pub(in crate::web) trigger: PostedMessageUse,
     /// The content of the newest message, or the results of client tools.
     pub(in crate::web) blocks: Vec<Content>,
     /// The id of a new prompt.
@@ -37,7 +37,7 @@ pub(in crate::web) struct Posted {
 
 /// The way in which the newest message is used.
 #[derive(Debug)]
-pub(in crate::web) enum Trigger {
+pub(in crate::web) enum PostedMessageUse {
     /// The message is a prompt. If the tree contains the message with an answer, the request is a repetition.
     Submit,
     /// The message gets another answer. If its content has changed, the message is edited, unless it is staged or in
@@ -55,7 +55,7 @@ pub(in crate::web) enum Trigger {
 
 /// The stored message to which a posted message belongs.
 #[derive(Debug, PartialEq, Eq, Hash)]
-pub(in crate::web) enum Name {
+pub(in crate::web) enum MessageRef {
     /// The message with this id, or another version of it.
     Message(MessageId),
     /// The message without an id at this node.
@@ -66,7 +66,7 @@ pub(in crate::web) enum Name {
     Result(ToolUseId),
 }
 
-impl Name {
+impl MessageRef {
     /// Iterates over all names of a stored message.
     fn all_of(message: &Message, node: Option<NodeId>) -> impl Iterator<Item = Self> {
         // Clients do not know compactions, which have the turn of the answer that follows them.
@@ -84,14 +84,14 @@ impl Name {
 
 /// The place of a message that the conversation contains.
 #[derive(Clone, Copy)]
-enum TreePlace {
+enum StoredMessagePlace {
     Node(NodeId),
     InFlight,
 }
 
 /// The work that a request asks for.
 #[derive(Clone, Debug, PartialEq)]
-pub(in crate::web) enum Intent {
+pub(in crate::web) enum RequestIntent {
     /// No command is needed: the prompt was accepted before, and it is staged or its run is active. The id is that of
     /// the staged prompt.
     Join(Option<PromptId>),
@@ -101,11 +101,11 @@ pub(in crate::web) enum Intent {
     Perform(Box<SessionCommand>),
 }
 
-impl Posted {
+impl PostedRequest {
     /// Returns whether the newest message is the prompt with this id.
     fn is_of(&self, id: &str) -> bool {
         let is_named = match &self.newest {
-            Some(Name::Message(name)) => {
+            Some(MessageRef::Message(name)) => {
                 let name = name.to_string();
                 name == id || name == stored_base(id)
             }
@@ -116,8 +116,8 @@ impl Posted {
 
     /// Fails if the request changes a prompt that is staged or in flight.
     fn check_unchanged(&self, snapshot: &SessionSnapshot) -> Result<(), Problem> {
-        let is_empty = self.blocks.is_empty() && !matches!(self.trigger, Trigger::Instead);
-        if is_empty || matches!(self.trigger, Trigger::Results | Trigger::Decide(_)) {
+        let is_empty = self.blocks.is_empty() && !matches!(self.trigger, PostedMessageUse::Instead);
+        if is_empty || matches!(self.trigger, PostedMessageUse::Results | PostedMessageUse::Decide(_)) {
             return Ok(());
         }
         let agent = &snapshot.agent;
@@ -146,49 +146,52 @@ impl Posted {
 /// # Errors
 ///
 /// Fails if the request changes a prompt that is staged or in flight.
-pub(in crate::web) fn intent(posted: Posted, snapshot: &SessionSnapshot) -> Result<Option<Intent>, Problem> {
+pub(in crate::web) fn intent(
+    posted: PostedRequest,
+    snapshot: &SessionSnapshot,
+) -> Result<Option<RequestIntent>, Problem> {
     posted.check_unchanged(snapshot)?;
     Ok(find(posted, snapshot))
 }
 
-fn find(posted: Posted, snapshot: &SessionSnapshot) -> Option<Intent> {
+fn find(posted: PostedRequest, snapshot: &SessionSnapshot) -> Option<RequestIntent> {
     let (agent, tree) = (&snapshot.agent, &snapshot.tree);
     let mut staged = agent.staged.iter().filter_map(|prompt| prompt.id.clone());
     let staged = staged.find(|id| posted.is_of(id.as_str()));
-    let Posted { before, whole, newest, trigger, blocks, id, fresh } = posted;
-    let perform = |command| Some(Intent::Perform(Box::new(command)));
+    let PostedRequest { before, whole, newest, trigger, blocks, id, fresh } = posted;
+    let perform = |command| Some(RequestIntent::Perform(Box::new(command)));
     let run = |at, prompt| perform(SessionCommand::Run(RunSpec::new(at, prompt)));
     let prompt = |id, blocks| Prompt::new(Blocks(blocks)).with_id(id);
-    if let Trigger::Decide(decisions) = trigger {
+    if let PostedMessageUse::Decide(decisions) = trigger {
         let waits = |id: &ToolUseId| agent.pauses.iter().any(|pause| pause.tool_use.id == *id);
         let decisions: Vec<_> = decisions.into_iter().filter(|(id, _)| waits(id)).collect();
         let turn = agent.pauses.first().filter(|_| !decisions.is_empty())?.turn;
         return perform(SessionCommand::Decide { turn, decisions });
     }
-    let is_edit = matches!(trigger, Trigger::Instead);
+    let is_edit = matches!(trigger, PostedMessageUse::Instead);
     if staged.is_some() {
-        return Some(Intent::Join(staged));
+        return Some(RequestIntent::Join(staged));
     }
     let places = places(before.iter().chain(&newest), snapshot);
-    let place = |name: &Name| places.get(name).copied().flatten();
+    let place = |name: &MessageRef| places.get(name).copied().flatten();
     let was_tried = || {
         let mut tried = agent.last_run.iter().flat_map(|end| &end.unanswered);
         tried.any(|message| message.id.as_ref().is_some_and(|tried| *tried == MessageId::from(id.clone())))
     };
     let id = match (newest.as_ref().and_then(place), &trigger) {
-        (Some(TreePlace::InFlight), _) => return Some(Intent::Join(None)),
-        (None, Trigger::Again) | (_, Trigger::Results) if blocks.is_empty() => return None,
-        (_, Trigger::Results) => {
+        (Some(StoredMessagePlace::InFlight), _) => return Some(RequestIntent::Join(None)),
+        (None, PostedMessageUse::Again) | (_, PostedMessageUse::Results) if blocks.is_empty() => return None,
+        (_, PostedMessageUse::Results) => {
             return run(RunAt::Head, prompt(fresh, blocks));
         }
-        (Some(TreePlace::Node(node)), _) => {
+        (Some(StoredMessagePlace::Node(node)), _) => {
             let exchange = exchange_of(tree, node)?;
             let is_own = |node: &&Node| node.message().role == Role::User && has_own_content(node.message());
             let asked = tree.node(node).filter(is_own).or(exchange.prompt.and_then(|entry| entry.node))?;
-            if let (Trigger::Submit, Some(id)) = (&trigger, asked.message().id.clone())
+            if let (PostedMessageUse::Submit, Some(id)) = (&trigger, asked.message().id.clone())
                 && !tree.is_unanswered(asked)
             {
-                return Some(Intent::Ended(id, outcome(&exchange, snapshot)));
+                return Some(RequestIntent::Ended(id, outcome(&exchange, snapshot)));
             }
             let node = asked.id();
             let is_same = blocks.is_empty() || is_same(&blocks, &asked.message().content);
@@ -198,18 +201,20 @@ fn find(posted: Posted, snapshot: &SessionSnapshot) -> Option<Intent> {
                 run(RunAt::Instead(node), prompt(fresh, blocks))
             };
         }
-        (None, Trigger::Submit) => id,
-        (None, Trigger::Newest) if !was_tried() => id,
+        (None, PostedMessageUse::Submit) => id,
+        (None, PostedMessageUse::Newest) if !was_tried() => id,
         _ => fresh,
     };
     // A conversation does not continue from an unanswered prompt.
-    let is_answered = |place: &TreePlace| match place {
-        TreePlace::Node(node) => !tree.node(*node).is_some_and(|node| tree.is_unanswered(node)),
-        TreePlace::InFlight => true,
+    let is_answered = |place: &StoredMessagePlace| match place {
+        StoredMessagePlace::Node(node) => !tree.node(*node).is_some_and(|node| tree.is_unanswered(node)),
+        StoredMessagePlace::InFlight => true,
     };
     let end = match before.iter().rev().find_map(|name| place(name).filter(is_answered)) {
-        Some(TreePlace::Node(node)) => exchange_of(tree, node).and_then(|exchange| exchange.last_node()),
-        Some(TreePlace::InFlight) | None => None,
+        Some(StoredMessagePlace::Node(node)) => {
+            exchange_of(tree, node).and_then(|exchange| exchange.last_node())
+        }
+        Some(StoredMessagePlace::InFlight) | None => None,
     };
     let is_first = whole && before.is_empty();
     let is_head = end.is_none() && !is_first || end == tree.head();
@@ -219,25 +224,26 @@ fn find(posted: Posted, snapshot: &SessionSnapshot) -> Option<Intent> {
 /// Looks up where the conversation contains these messages. If a message has several versions, the one on the path
 /// counts.
 fn places<'a>(
-    names: impl Iterator<Item = &'a Name>,
+    names: impl Iterator<Item = &'a MessageRef>,
     snapshot: &SessionSnapshot,
-) -> HashMap<&'a Name, Option<TreePlace>> {
+) -> HashMap<&'a MessageRef, Option<StoredMessagePlace>> {
     let (agent, tree) = (&snapshot.agent, &snapshot.tree);
     let mut places: HashMap<_, _> = names.map(|name| (name, None)).collect();
-    let mut add = |name: Name, place| {
+    let mut add = |name: MessageRef, place| {
         if let Some(found) = places.get_mut(&name) {
             *found = Some(place);
         }
     };
     for node in tree.nodes().chain(tree.iter()) {
-        let place = TreePlace::Node(node.id());
-        Name::all_of(node.message(), Some(node.id())).for_each(|name| add(name, place));
+        let place = StoredMessagePlace::Node(node.id());
+        MessageRef::all_of(node.message(), Some(node.id())).for_each(|name| add(name, place));
     }
     for message in &agent.pending {
-        Name::all_of(message, None).for_each(|name| add(name, TreePlace::InFlight));
+        MessageRef::all_of(message, None).for_each(|name| add(name, StoredMessagePlace::InFlight));
     }
-    let answer = agent.answer.clone().map(Name::Message).into_iter().chain(agent.turn.map(Name::Turn));
-    answer.for_each(|name| add(name, TreePlace::InFlight));
+    let answer =
+        agent.answer.clone().map(MessageRef::Message).into_iter().chain(agent.turn.map(MessageRef::Turn));
+    answer.for_each(|name| add(name, StoredMessagePlace::InFlight));
     places
 }
 
@@ -252,7 +258,7 @@ fn is_same(blocks: &[Content], stored: &[Content]) -> bool {
 
 /// Returns the outcome of the run of an exchange. Only the outcome of the last run is recorded, so an earlier run counts
 /// as complete.
-fn outcome(exchange: &Exchange<'_>, snapshot: &SessionSnapshot) -> RunOutcome {
+fn outcome(exchange: &PromptExchange<'_>, snapshot: &SessionSnapshot) -> RunOutcome {
     let mut turns = exchange.rest.iter().filter_map(|entry| entry.message.id.as_ref()?.turn());
     let last = snapshot.agent.last_run.as_deref();
     match last.filter(|end| turns.any(|turn| end.turn == Some(turn))) {

@@ -16,7 +16,7 @@
 //! - *Ending.* The task unstages the prompts in the list, and interrupts the active run if it is in the list. This takes
 //!   at most [`ENDING`], and new posts wait for it. Then the entry is *read* or *absent*.
 //!
-//! A [`Reader`] counts one stream and is part of the response's body. A [`Waiting`] belongs to the task. Both change the
+//! A [`WebRunReader`] counts one stream and is part of the response's body. A [`ReaderGraceEnd`] belongs to the task. Both change the
 //! entry when they are dropped. So an entry disappears after a panic and at the end of the runtime, too. The task holds
 //! only weak handles while it waits. At most one entry per open session waits, with one task.
 
@@ -52,37 +52,37 @@ const ENDING: Duration = Duration::from_secs(5);
 const MAX_STARTED: usize = 256;
 
 /// The conversation, and the life of its session.
-type RunKey = (ConversationId, u64);
+type ConversationLifeKey = (ConversationId, u64);
 
 /// The readers of all conversations.
 #[derive(Debug, Default)]
-pub(in crate::web) struct Readers {
+pub(in crate::web) struct WebRunReaders {
     /// The time after which a run without readers ends. `None` if such runs continue.
     pub(in crate::web) grace: Option<Duration>,
-    open: Mutex<HashMap<RunKey, OpenReader>>,
+    open: Mutex<HashMap<ConversationLifeKey, ConversationReaders>>,
 }
 
 /// The readers of a conversation.
 #[derive(Debug, Default)]
-struct OpenReader {
+struct ConversationReaders {
     /// The number of open streams.
     streams: usize,
     /// The runs that streams have started, except those that have ended together with their stream. Runs that have ended
     /// otherwise are removed when the next run is added.
-    started: Vec<Started>,
-    wait: Option<GraceWait>,
+    started: Vec<StreamStartedRun>,
+    wait: Option<ReaderGraceTask>,
 }
 
 /// A run that a stream has started.
 #[derive(Clone, Debug, PartialEq)]
-enum Started {
+enum StreamStartedRun {
     /// The run of this prompt, which may be staged first.
     Prompt(PromptId),
     /// The run with this number, until a prompt with an id starts a turn.
     Run(u32),
 }
 
-impl Started {
+impl StreamStartedRun {
     /// Returns whether the run has ended.
     fn is_over(&self, agent: &Snapshot) -> bool {
         match self {
@@ -111,7 +111,7 @@ fn in_flight(agent: &Snapshot) -> impl Iterator<Item = &PromptId> {
 
 /// The task that waits for the grace or ends the run.
 #[derive(Debug)]
-struct GraceWait {
+struct ReaderGraceTask {
     principal: Principal,
     /// Ends the grace when it is used, and stops the task when it is dropped. `None` while the task ends the run.
     now: Option<oneshot::Sender<()>>,
@@ -120,22 +120,22 @@ struct GraceWait {
 }
 
 /// One reader of a conversation.
-pub(in crate::web) struct Reader {
+pub(in crate::web) struct WebRunReader {
     web: Web,
     principal: Principal,
     session: WeakSession,
-    key: RunKey,
+    key: ConversationLifeKey,
     /// The run that this stream has started.
-    own: Option<Started>,
+    own: Option<StreamStartedRun>,
     /// Whether the server has ended the stream before the end of the run.
     is_cut: bool,
     runtime: Handle,
 }
 
 /// The part of a waiting task that ends the wait.
-struct LeftRun {
+struct ReaderGraceEnd {
     web: Weak<WebShared>,
-    key: RunKey,
+    key: ConversationLifeKey,
     done: CancellationToken,
 }
 
@@ -145,7 +145,7 @@ impl WebRequest {
     pub(in crate::web) async fn subscribe_reader(
         &mut self,
         is_new: impl Fn(&SessionSnapshot) -> bool,
-    ) -> Result<(Session, SessionSubscription, Arc<SessionSnapshot>, Option<Reader>), Problem> {
+    ) -> Result<(Session, SessionSubscription, Arc<SessionSnapshot>, Option<WebRunReader>), Problem> {
         let (session, updates, snapshot) = self.subscribe().await?;
         let is_new = self.web.0.readers.grace.is_some() && is_new(&snapshot);
         let (reader, ending) = self.add_reader(&session, &snapshot, is_new);
@@ -157,7 +157,11 @@ impl WebRequest {
     }
 
     /// Returns a new reader of a conversation, or `None` if runs without readers continue.
-    pub(in crate::web) fn reader(&self, session: &Session, snapshot: &SessionSnapshot) -> Option<Reader> {
+    pub(in crate::web) fn reader(
+        &self,
+        session: &Session,
+        snapshot: &SessionSnapshot,
+    ) -> Option<WebRunReader> {
         self.add_reader(session, snapshot, false).0
     }
 
@@ -167,7 +171,7 @@ impl WebRequest {
         session: &Session,
         snapshot: &SessionSnapshot,
         is_new: bool,
-    ) -> (Option<Reader>, Option<CancellationToken>) {
+    ) -> (Option<WebRunReader>, Option<CancellationToken>) {
         let readers = &self.web.0.readers;
         if readers.grace.is_none() {
             return (None, None);
@@ -186,7 +190,7 @@ impl WebRequest {
         // A wait that is not over ends without an effect.
         reading.wait.take_if(|wait| wait.now.is_some());
         let ending = reading.wait.as_ref().filter(|_| is_new).map(|wait| wait.done.clone());
-        let reader = Reader {
+        let reader = WebRunReader {
             web: self.web.clone(),
             principal: self.client.principal.clone(),
             session: session.downgrade(),
@@ -199,7 +203,7 @@ impl WebRequest {
     }
 }
 
-impl Reader {
+impl WebRunReader {
     /// Records that the stream is about to start a run with this command. `snapshot` is the state before the command.
     pub(in crate::web) fn start(&mut self, command: &mut SessionCommand, snapshot: &SessionSnapshot) {
         let run = snapshot.agent.run;
@@ -208,7 +212,7 @@ impl Reader {
             // A decision continues the turn in flight.
             None => (in_flight(&snapshot.agent).next().cloned(), run),
         };
-        let started = prompt.map_or(Started::Run(run), Started::Prompt);
+        let started = prompt.map_or(StreamStartedRun::Run(run), StreamStartedRun::Prompt);
         self.own = Some(started.clone());
         if let Some(reading) = lock(&self.web.0.readers.open).get_mut(&self.key) {
             reading.started.retain(|other| *other != started && !other.is_over(&snapshot.agent));
@@ -234,7 +238,7 @@ impl Reader {
     }
 }
 
-impl Drop for Reader {
+impl Drop for WebRunReader {
     fn drop(&mut self) {
         let readers = &self.web.0.readers;
         let mut open = lock(&readers.open);
@@ -250,10 +254,10 @@ impl Drop for Reader {
         let (now, told) = oneshot::channel();
         let done = CancellationToken::new();
         reading.wait =
-            Some(GraceWait { principal: self.principal.clone(), now: Some(now), done: done.clone() });
+            Some(ReaderGraceTask { principal: self.principal.clone(), now: Some(now), done: done.clone() });
         // If the runtime has ended, it drops the task at once, and the task locks the map.
         drop(open);
-        let waiting = LeftRun { web: Arc::downgrade(&self.web.0), key: self.key.clone(), done };
+        let waiting = ReaderGraceEnd { web: Arc::downgrade(&self.web.0), key: self.key.clone(), done };
         let leaver = (!self.is_cut).then(|| self.principal.clone());
         let grace = readers.grace.unwrap_or(NEVER).min(NEVER);
         let task = waiting.run(told, grace, self.session.clone(), leaver);
@@ -261,7 +265,7 @@ impl Drop for Reader {
     }
 }
 
-impl LeftRun {
+impl ReaderGraceEnd {
     /// Waits for the grace, and then ends the runs that `leaver` has left. Without `leaver`, only waits.
     async fn run(
         self,
@@ -300,7 +304,7 @@ impl LeftRun {
     }
 }
 
-impl Drop for LeftRun {
+impl Drop for ReaderGraceEnd {
     fn drop(&mut self) {
         self.done.cancel();
         let Some(web) = self.web.upgrade() else { return };
@@ -318,7 +322,12 @@ impl Drop for LeftRun {
 impl Web {
     /// Unstages and interrupts the runs that a principal has left, and returns when the session is idle. Does nothing
     /// while the server stops, or if the principal may not stop runs. A paused run stays.
-    async fn end_left(&self, leaver: Principal, session: &Session, started: &[Started]) -> Result<(), Error> {
+    async fn end_left(
+        &self,
+        leaver: Principal,
+        session: &Session,
+        started: &[StreamStartedRun],
+    ) -> Result<(), Error> {
         let labels = session.labels().await?;
         let client = self.client(leaver);
         if self.is_draining() || client.still_permitted(session.id(), &labels, &[Action::Stop]).await.is_err()
@@ -326,7 +335,7 @@ impl Web {
             return Ok(());
         }
         for started in started {
-            if let Started::Prompt(id) = started {
+            if let StreamStartedRun::Prompt(id) = started {
                 // A prompt that is not staged gives an error.
                 let _ = session.unstage(id.clone()).await;
             }

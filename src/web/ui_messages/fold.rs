@@ -2,19 +2,19 @@
 
 use serde_json::{Map, Value, json};
 
-use super::UiFrame;
+use super::AiSdkFrame;
 
 /// The parts of an assistant's message, and the indices of its open parts.
 #[derive(Debug, Default)]
-pub(super) struct UiFold {
+pub(super) struct AiSdkMessageFold {
     pub(super) parts: Vec<Value>,
     /// The id and the index of each part of text that is open.
     pub(super) open: Vec<(String, usize)>,
 }
 
-impl UiFold {
+impl AiSdkMessageFold {
     /// Adds a frame.
-    pub(super) fn add(&mut self, frame: &UiFrame) {
+    pub(super) fn add(&mut self, frame: &AiSdkFrame) {
         let text = |name: &str| frame.get(name).and_then(Value::as_str).unwrap_or_default();
         let kind = text("type");
         match kind {
@@ -74,7 +74,7 @@ impl UiFold {
         found.and_then(Value::as_object_mut)
     }
 
-    fn input(&mut self, frame: &UiFrame, kind: &str) {
+    fn input(&mut self, frame: &AiSdkFrame, kind: &str) {
         let name = frame["toolName"].as_str().unwrap_or_default();
         let step = self.step();
         let found = self.parts[step..].iter().position(|part| part["toolCallId"] == frame["toolCallId"]);
@@ -100,7 +100,7 @@ impl UiFold {
         }
     }
 
-    fn approval(&mut self, frame: &UiFrame, kind: &str) {
+    fn approval(&mut self, frame: &AiSdkFrame, kind: &str) {
         // An approval has the id of its tool use, unless a running tool asks a question. A response contains only the
         // approval's id.
         let id = &frame["approvalId"];

@@ -5,17 +5,17 @@ use std::iter;
 use serde_json::{Value, json};
 
 use super::{
-    UiSettings,
-    exchange::{Exchange, exchanges, has_own_content, ui_id},
-    fold::UiFold,
-    stream::{UiStream, UiTarget, sums},
-    writer::{UiWriter, user_parts},
+    AiSdkSettings,
+    exchange::{PromptExchange, exchanges, has_own_content, ui_id},
+    fold::AiSdkMessageFold,
+    stream::{AiSdkStream, AiSdkTarget, sums},
+    writer::{AiSdkFrameWriter, user_parts},
 };
 use crate::{agent::Status, session::SessionSnapshot};
 
 /// Returns the messages of the path and of the turn in flight, and the newest unanswered prompt. The answer of a run that
 /// is active is left out, because the resumed stream sends it from its start.
-pub(in crate::web) fn messages(settings: &UiSettings, snapshot: &SessionSnapshot) -> Vec<Value> {
+pub(in crate::web) fn messages(settings: &AiSdkSettings, snapshot: &SessionSnapshot) -> Vec<Value> {
     let all = exchanges(snapshot);
     let mut messages = Vec::with_capacity(2 * all.len());
     for (index, exchange) in all.iter().enumerate() {
@@ -43,18 +43,18 @@ pub(in crate::web) fn messages(settings: &UiSettings, snapshot: &SessionSnapshot
 }
 
 fn answer(
-    settings: &UiSettings,
+    settings: &AiSdkSettings,
     snapshot: &SessionSnapshot,
-    exchange: &Exchange<'_>,
+    exchange: &PromptExchange<'_>,
     is_last: bool,
 ) -> Value {
-    let mut fold = UiFold::default();
+    let mut fold = AiSdkMessageFold::default();
     if is_last && snapshot.agent.status == Status::Paused {
-        let mut stream = UiStream::begin(settings.clone(), snapshot, UiTarget::InFlight);
+        let mut stream = AiSdkStream::begin(settings.clone(), snapshot, AiSdkTarget::InFlight);
         stream.pause();
         iter::from_fn(|| stream.next_frame()).for_each(|frame| fold.add(&frame));
     } else {
-        let mut writer = UiWriter::new(settings.clone(), snapshot);
+        let mut writer = AiSdkFrameWriter::new(settings.clone(), snapshot);
         writer.replay(exchange.rest.iter().map(|entry| entry.message));
         writer.seal();
         writer.frames.iter().for_each(|frame| fold.add(frame));

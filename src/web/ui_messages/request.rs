@@ -4,7 +4,7 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use super::{
-    UiTarget,
+    AiSdkTarget,
     exchange::{base_id, stored_base, stored_id, version_id},
 };
 use crate::{
@@ -15,7 +15,7 @@ use crate::{
     tool::Decision,
     web::{
         Problem,
-        front::intent::{Intent, Name, Posted, Trigger, intent, open_uses},
+        front::intent::{MessageRef, PostedMessageUse, PostedRequest, RequestIntent, intent, open_uses},
         requests::prompt_of,
     },
 };
@@ -23,11 +23,11 @@ use crate::{
 /// The body of a posted request. Other fields are ignored, because applications may add their own.
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub(in crate::web) struct Post {
+pub(in crate::web) struct AiSdkPostBody {
     /// The id of the conversation.
     pub(in crate::web) id: String,
-    messages: Vec<PostedMessage>,
-    trigger: PostedTrigger,
+    messages: Vec<AiSdkPostedMessage>,
+    trigger: AiSdkTrigger,
     #[serde(default)]
     message_id: Option<String>,
     /// Whether `messages` is everything that the chat shows. Then a list with only a new message begins a branch.
@@ -37,17 +37,17 @@ pub(in crate::web) struct Post {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-enum PostedTrigger {
+enum AiSdkTrigger {
     SubmitMessage,
     RegenerateMessage,
 }
 
-impl Post {
+impl AiSdkPostBody {
     /// Returns whether the request asks for something new: it is not the repetition of one whose prompt was accepted
     /// before, and it is not refused, except because a run is active.
     pub(in crate::web) fn is_new(&self, snapshot: &SessionSnapshot) -> bool {
         match read(self, snapshot) {
-            Ok((command, _)) => self.trigger == PostedTrigger::RegenerateMessage || command.is_some(),
+            Ok((command, _)) => self.trigger == AiSdkTrigger::RegenerateMessage || command.is_some(),
             Err(problem) => problem.code() == ErrorKind::Busy.code(),
         }
     }
@@ -55,7 +55,7 @@ impl Post {
 
 /// A message of the request.
 #[derive(Debug, Deserialize)]
-struct PostedMessage {
+struct AiSdkPostedMessage {
     id: String,
     role: String,
     #[serde(default)]
@@ -68,39 +68,42 @@ struct PostedMessage {
 ///
 /// Fails if the request does not fit the conversation.
 pub(in crate::web) fn read(
-    post: &Post,
+    post: &AiSdkPostBody,
     snapshot: &SessionSnapshot,
-) -> Result<(Option<SessionCommand>, UiTarget), Problem> {
-    let is_again = post.trigger == PostedTrigger::RegenerateMessage;
+) -> Result<(Option<SessionCommand>, AiSdkTarget), Problem> {
+    let is_again = post.trigger == AiSdkTrigger::RegenerateMessage;
     // The client cuts the list at the answer that it wants to replace. So the last user message is the one to answer,
     // unless the list was shortened on the way.
-    let last = |message: &PostedMessage| !is_again || message.role == "user";
+    let last = |message: &AiSdkPostedMessage| !is_again || message.role == "user";
     let count = post.messages.iter().rposition(last).map_or(0, |last| last + 1);
     let (newest, before) = post.messages[..count].split_last().unzip();
-    let before = before.into_iter().flatten().map(PostedMessage::name).collect();
+    let before = before.into_iter().flatten().map(AiSdkPostedMessage::name).collect();
     let named = post.message_id.as_deref();
     let is_user = newest.is_none_or(|newest| newest.role == "user");
     let (trigger, blocks) = match newest {
-        _ if is_again => (Trigger::Again, newest.map_or(Ok(Vec::new()), PostedMessage::blocks)?),
-        Some(newest) if is_user => {
-            (if named.is_some() { Trigger::Instead } else { Trigger::Submit }, newest.blocks()?)
+        _ if is_again => {
+            (PostedMessageUse::Again, newest.map_or(Ok(Vec::new()), AiSdkPostedMessage::blocks)?)
         }
+        Some(newest) if is_user => (
+            if named.is_some() { PostedMessageUse::Instead } else { PostedMessageUse::Submit },
+            newest.blocks()?,
+        ),
         Some(newest) if snapshot.agent.status == Status::Paused => {
-            (Trigger::Decide(newest.decisions()), Vec::new())
+            (PostedMessageUse::Decide(newest.decisions()), Vec::new())
         }
-        Some(newest) => (Trigger::Results, newest.results(snapshot)),
+        Some(newest) => (PostedMessageUse::Results, newest.results(snapshot)),
         None => return Err(Problem::invalid_body(&"`messages` is empty")),
     };
     let newest_name = match (&trigger, newest) {
-        (Trigger::Again | Trigger::Submit, Some(newest)) => Some(newest.name()),
+        (PostedMessageUse::Again | PostedMessageUse::Submit, Some(newest)) => Some(newest.name()),
         _ => named.map(|id| name(id, is_again)),
     };
     let id = newest.map_or(named.unwrap_or_default(), |newest| &newest.id);
     // Results have no id of their own: the newest message is the answer with the tool uses.
-    let base = if matches!(trigger, Trigger::Results) { "results" } else { id };
+    let base = if matches!(trigger, PostedMessageUse::Results) { "results" } else { id };
     let fresh = PromptId::new(version_id(base, &snapshot.last.to_string()));
     let id = PromptId::new(stored_id(id));
-    let posted = Posted { before, whole: post.whole, newest: newest_name, trigger, blocks, id, fresh };
+    let posted = PostedRequest { before, whole: post.whole, newest: newest_name, trigger, blocks, id, fresh };
     let found = intent(posted, snapshot)?.ok_or_else(|| {
         if is_again {
             return Problem::nothing_here("There is no such message.");
@@ -109,10 +112,10 @@ pub(in crate::web) fn read(
         Problem::stale_decision(waiting.collect())
     })?;
     Ok(match found {
-        Intent::Join(None) => (None, UiTarget::InFlight),
-        Intent::Join(Some(id)) => (None, UiTarget::Prompt(id)),
-        Intent::Ended(id, outcome) => (None, UiTarget::Ended(id, outcome)),
-        Intent::Perform(mut command) => {
+        RequestIntent::Join(None) => (None, AiSdkTarget::InFlight),
+        RequestIntent::Join(Some(id)) => (None, AiSdkTarget::Prompt(id)),
+        RequestIntent::Ended(id, outcome) => (None, AiSdkTarget::Ended(id, outcome)),
+        RequestIntent::Perform(mut command) => {
             let target = target(&mut command);
             (Some(*command), target)
         }
@@ -120,29 +123,29 @@ pub(in crate::web) fn read(
 }
 
 /// Returns the part of the conversation that the response to a command shows.
-fn target(command: &mut SessionCommand) -> UiTarget {
-    let Some(Prompt { id, content, .. }) = prompt_of(command) else { return UiTarget::Decisions };
+fn target(command: &mut SessionCommand) -> AiSdkTarget {
+    let Some(Prompt { id, content, .. }) = prompt_of(command) else { return AiSdkTarget::Decisions };
     match id.clone() {
-        Some(id) if matches!(content.0[..], [Content::ToolResult(_), ..]) => UiTarget::Results(id),
-        Some(id) => UiTarget::Prompt(id),
-        None => UiTarget::Again,
+        Some(id) if matches!(content.0[..], [Content::ToolResult(_), ..]) => AiSdkTarget::Results(id),
+        Some(id) => AiSdkTarget::Prompt(id),
+        None => AiSdkTarget::Again,
     }
 }
 
 /// Returns the stored message to which an id of the client belongs.
-fn name(id: &str, is_answer: bool) -> Name {
+fn name(id: &str, is_answer: bool) -> MessageRef {
     let id = id.strip_prefix("a-").filter(|_| is_answer).unwrap_or(id);
     let turn = id.parse().ok().filter(|_| is_answer && id.len() == 32);
     let node = || id.strip_prefix("n-").and_then(|node| node.parse().ok());
-    let of_turn = turn.map(Name::Turn).or_else(|| node().map(Name::Node));
+    let of_turn = turn.map(MessageRef::Turn).or_else(|| node().map(MessageRef::Node));
     of_turn.unwrap_or_else(|| {
         let id = if is_answer { base_id(id).into() } else { stored_base(id) };
-        Name::Message(MessageId::new(&*id))
+        MessageRef::Message(MessageId::new(&*id))
     })
 }
 
-impl PostedMessage {
-    fn name(&self) -> Name {
+impl AiSdkPostedMessage {
+    fn name(&self) -> MessageRef {
         name(&self.id, self.role == "assistant")
     }
 

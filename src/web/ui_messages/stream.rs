@@ -8,7 +8,7 @@
 //! - `Waiting`: the message of the prompt was not reported. The frame `start` follows, with the id of the answer.
 //! - `Running`: the frame `start` was sent.
 //! - `Paused`: tool uses wait for decisions. Several decisions, or questions of several tools, change the list one after
-//!   the other. So the caller ends the response with [`UiStream::pause`] as soon as no further update is ready.
+//!   the other. So the caller ends the response with [`AiSdkStream::pause`] as soon as no further update is ready.
 //! - `Finishing`: the last turn is committed. The `tree` event with its nodes follows.
 //! - `Ended`: the frames are complete. The last one is `finish` or `error`. The stream sends [`DONE`](super::DONE) next.
 //!
@@ -35,9 +35,9 @@ use std::{mem, sync::Arc};
 use serde_json::{Value, json};
 
 use super::{
-    UiFrame, UiLevel, UiSettings,
-    exchange::{Exchange, answer_id, compaction, exchanges, has_own_content, has_results},
-    writer::UiWriter,
+    AiSdkFrame, AiSdkSettings, AiSdkVersion,
+    exchange::{PromptExchange, answer_id, compaction, exchanges, has_own_content, has_results},
+    writer::AiSdkFrameWriter,
 };
 use crate::{
     agent::{Event, Follow, FollowFrom, FollowTarget, RunProgress, ToolChange},
@@ -51,7 +51,7 @@ use crate::{
 
 /// The part of the conversation that a response shows.
 #[derive(Clone, Debug, PartialEq)]
-pub(in crate::web) enum UiTarget {
+pub(in crate::web) enum AiSdkTarget {
     /// The run of this prompt, from its start. The prompt may be staged first.
     Prompt(PromptId),
     /// The run of the prompt with this id, which contains only the results of tools. The run continues the last answer.
@@ -68,16 +68,16 @@ pub(in crate::web) enum UiTarget {
 
 /// Turns a snapshot and the updates after it into the frames of one response.
 #[derive(Debug)]
-pub(in crate::web) struct UiStream {
+pub(in crate::web) struct AiSdkStream {
     follow: Follow,
-    reply: UiReply,
+    reply: AiSdkStreamedResponse,
 }
 
 /// The response so far.
 #[derive(Debug, Default)]
-struct UiReply {
-    writer: UiWriter,
-    state: UiState,
+struct AiSdkStreamedResponse {
+    writer: AiSdkFrameWriter,
+    state: AiSdkStreamState,
     /// The id of the assistant's message.
     answer: String,
     /// The title of the conversation that the client knows.
@@ -108,7 +108,7 @@ const REPLACED: &str = "The answer is replaced by another one.";
 
 /// The states of a response, which the head of this module describes.
 #[derive(Debug, Default, PartialEq)]
-enum UiState {
+enum AiSdkStreamState {
     #[default]
     Waiting,
     Running,
@@ -117,27 +117,31 @@ enum UiState {
     Ended,
 }
 
-impl UiStream {
+impl AiSdkStream {
     /// Starts a response with the frames that the snapshot causes.
-    pub(in crate::web) fn begin(settings: UiSettings, snapshot: &SessionSnapshot, target: UiTarget) -> Self {
+    pub(in crate::web) fn begin(
+        settings: AiSdkSettings,
+        snapshot: &SessionSnapshot,
+        target: AiSdkTarget,
+    ) -> Self {
         let (agent, exchanges) = (&snapshot.agent, exchanges(snapshot));
         let exchange = match &target {
-            UiTarget::Ended(prompt, _) => exchanges.iter().rfind(|exchange| {
+            AiSdkTarget::Ended(prompt, _) => exchanges.iter().rfind(|exchange| {
                 exchange.prompt.is_some_and(|entry| entry.message.id.as_ref() == Some(prompt))
             }),
             _ => exchanges.last(),
         };
-        let last = exchange.and_then(Exchange::answer_id).or(agent.turn.map(answer_id));
+        let last = exchange.and_then(PromptExchange::answer_id).or(agent.turn.map(answer_id));
         let last = last.unwrap_or_else(|| answer_id("n-0"));
         let (followed, answer) = match &target {
             // The turn is known when the prompt's message is added. A prompt that is never used keeps this id.
-            UiTarget::Prompt(id) => (FollowTarget::Prompt(id.clone()), answer_id(id)),
-            UiTarget::Results(id) => (FollowTarget::Prompt(id.clone()), last),
-            UiTarget::Ended(id, _) if exchange.is_none() => (FollowTarget::InFlight, answer_id(id)),
+            AiSdkTarget::Prompt(id) => (FollowTarget::Prompt(id.clone()), answer_id(id)),
+            AiSdkTarget::Results(id) => (FollowTarget::Prompt(id.clone()), last),
+            AiSdkTarget::Ended(id, _) if exchange.is_none() => (FollowTarget::InFlight, answer_id(id)),
             _ => (FollowTarget::InFlight, last),
         };
-        let (writer, title) = (UiWriter::new(settings, snapshot), snapshot.title.clone());
-        let reply = UiReply { writer, answer, title, ..UiReply::default() };
+        let (writer, title) = (AiSdkFrameWriter::new(settings, snapshot), snapshot.title.clone());
+        let reply = AiSdkStreamedResponse { writer, answer, title, ..AiSdkStreamedResponse::default() };
         let mut this = Self { follow: Follow::new(followed, FollowFrom::Start), reply };
         // The response is read only after its prompt was accepted.
         this.follow.accepted(&Accepted::Known { state: PromptState::Staged });
@@ -145,20 +149,20 @@ impl UiStream {
         let first = agent.pending.iter().find(|message| message.compaction.is_none());
         let continues = first.is_some_and(|first| !has_own_content(first));
         let rest = exchange.iter().flat_map(|exchange| &exchange.rest).filter_map(|entry| entry.node);
-        if matches!(target, UiTarget::Ended(..)) || target == UiTarget::InFlight && continues {
+        if matches!(target, AiSdkTarget::Ended(..)) || target == AiSdkTarget::InFlight && continues {
             this.reply.start();
             this.reply.writer.replay(rest.clone().map(Node::message));
         }
         match target {
-            UiTarget::Prompt(_) | UiTarget::Results(_) | UiTarget::Again => {}
-            UiTarget::InFlight => this.snapshot(snapshot),
-            UiTarget::Decisions => {
+            AiSdkTarget::Prompt(_) | AiSdkTarget::Results(_) | AiSdkTarget::Again => {}
+            AiSdkTarget::InFlight => this.snapshot(snapshot),
+            AiSdkTarget::Decisions => {
                 this.snapshot(snapshot);
                 this.reply.writer.continue_from(&agent.pauses);
-                this.reply.state = UiState::Waiting;
+                this.reply.state = AiSdkStreamState::Waiting;
                 this.reply.start();
             }
-            UiTarget::Ended(_, outcome) => {
+            AiSdkTarget::Ended(_, outcome) => {
                 (this.reply.nodes, this.reply.usage) = sums(rest);
                 this.reply.finish(&outcome);
                 this.reply.flush();
@@ -178,18 +182,18 @@ impl UiStream {
     }
 
     /// Returns the next frame, if there is one.
-    pub(in crate::web) fn next_frame(&mut self) -> Option<UiFrame> {
+    pub(in crate::web) fn next_frame(&mut self) -> Option<AiSdkFrame> {
         self.reply.writer.frames.pop_front()
     }
 
     /// Returns whether the frames are complete.
     pub(in crate::web) fn is_ended(&self) -> bool {
-        self.reply.state == UiState::Ended
+        self.reply.state == AiSdkStreamState::Ended
     }
 
     /// Returns whether the response ends if no further update is ready.
     pub(in crate::web) fn is_paused(&self) -> bool {
-        self.reply.state == UiState::Paused
+        self.reply.state == AiSdkStreamState::Paused
     }
 
     /// Ends the response, because the run is paused.
@@ -205,7 +209,7 @@ impl UiStream {
     pub(in crate::web) fn fail(&mut self, error: &str) {
         let reply = &mut self.reply;
         reply.flush();
-        if reply.state != UiState::Ended {
+        if reply.state != AiSdkStreamState::Ended {
             reply.start();
             reply.writer.close(error);
             reply.writer.step_end();
@@ -225,7 +229,7 @@ impl UiStream {
                 }
             }
             SessionEvent::Tree(changes) => {
-                if reply.state != UiState::Waiting {
+                if reply.state != AiSdkStreamState::Waiting {
                     reply.nodes.extend(changes.nodes.iter().map(Node::id));
                 }
                 reply.flush();
@@ -259,13 +263,13 @@ impl UiStream {
     }
 }
 
-impl UiReply {
+impl AiSdkStreamedResponse {
     /// Writes the frames for the progress of the run. `snapshot` is given if the progress comes from a snapshot.
     fn progress(&mut self, progress: RunProgress<'_>, snapshot: Option<&SessionSnapshot>) {
-        if matches!(self.state, UiState::Finishing(_) | UiState::Ended) {
+        if matches!(self.state, AiSdkStreamState::Finishing(_) | AiSdkStreamState::Ended) {
             return;
         }
-        let is_first = self.state == UiState::Waiting;
+        let is_first = self.state == AiSdkStreamState::Waiting;
         if matches!(progress, RunProgress::User(_) | RunProgress::Request { .. })
             && mem::take(&mut self.is_void)
         {
@@ -300,7 +304,7 @@ impl UiReply {
             }
             RunProgress::Pauses(pauses) => {
                 let waits = pauses.iter().any(|pause| !self.decided.contains(&pause.tool_use.id));
-                self.state = if waits { UiState::Paused } else { UiState::Running };
+                self.state = if waits { AiSdkStreamState::Paused } else { AiSdkStreamState::Running };
             }
             // The answer is on another branch.
             RunProgress::Ended {
@@ -356,15 +360,15 @@ impl UiReply {
     }
 
     fn start(&mut self) {
-        if self.state == UiState::Waiting {
-            self.state = UiState::Running;
+        if self.state == AiSdkStreamState::Waiting {
+            self.state = AiSdkStreamState::Running;
             self.writer.frame(json!({ "type": "start", "messageId": self.answer }));
         }
     }
 
     /// Writes a user message: the prompt, results of tools, a prompt that joined the turn, or a continuation.
     fn user(&mut self, message: &Arc<Message>, is_live: bool) {
-        let (is_first, turn) = (self.state == UiState::Waiting, self.turn.take());
+        let (is_first, turn) = (self.state == AiSdkStreamState::Waiting, self.turn.take());
         let is_new = has_own_content(message);
         // Only the id of a message from the agent contains a turn.
         let is_prompt = is_new && message.id.as_ref().and_then(MessageId::turn).is_none();
@@ -396,7 +400,7 @@ impl UiReply {
     /// Records the parts of an event that are not part of the progress.
     fn note(&mut self, event: &Event) {
         match event {
-            _ if matches!(self.state, UiState::Waiting | UiState::Ended) => {}
+            _ if matches!(self.state, AiSdkStreamState::Waiting | AiSdkStreamState::Ended) => {}
             Event::Retry { failure, delay, model, .. } => {
                 let delay = u64::try_from(delay.as_millis()).unwrap_or(u64::MAX);
                 let model = model.as_deref();
@@ -423,7 +427,7 @@ impl UiReply {
     }
 
     fn titled(&mut self, title: Option<&Arc<str>>) {
-        if self.title.as_ref() != title && self.state != UiState::Ended {
+        if self.title.as_ref() != title && self.state != AiSdkStreamState::Ended {
             self.title = title.cloned();
             self.writer.data("title", None, &json!({ "title": title }));
         }
@@ -471,7 +475,9 @@ impl UiReply {
         self.writer.seal();
         self.writer.step_end();
         match outcome {
-            RunOutcome::Stopped { stop_reason } => self.state = UiState::Finishing(stop_reason.clone()),
+            RunOutcome::Stopped { stop_reason } => {
+                self.state = AiSdkStreamState::Finishing(stop_reason.clone())
+            }
             RunOutcome::Cancelled => self.discarded("The run was cancelled."),
             RunOutcome::Discarded => self.discarded("The run was discarded."),
             RunOutcome::Failed { failure } => self.error(&failure.to_string()),
@@ -481,13 +487,13 @@ impl UiReply {
 
     /// Sends the last frame of the response, if the last turn is committed.
     fn flush(&mut self) {
-        let UiState::Finishing(stop_reason) = &self.state else { return };
+        let AiSdkStreamState::Finishing(stop_reason) = &self.state else { return };
         let reason = match stop_reason {
             StopReason::Stop | StopReason::StopSequence => "stop",
             StopReason::Length | StopReason::ContextLength => "length",
             StopReason::Refusal => "content-filter",
             StopReason::ToolUse => "tool-calls",
-            StopReason::Interrupted if self.writer.settings.level == UiLevel::Seven => "interrupted",
+            StopReason::Interrupted if self.writer.settings.level == AiSdkVersion::Seven => "interrupted",
             _ => "other",
         };
         let mut metadata = json!({ "usage": self.usage, "stopReason": stop_reason.to_string() });
@@ -502,7 +508,7 @@ impl UiReply {
             metadata["nodes"] = json!(self.nodes);
         }
         self.writer.frame(json!({ "type": "finish", "finishReason": reason, "messageMetadata": metadata }));
-        self.state = UiState::Ended;
+        self.state = AiSdkStreamState::Ended;
     }
 
     /// Ends a response whose messages are not part of the history.
@@ -514,7 +520,7 @@ impl UiReply {
 
     fn error(&mut self, text: &str) {
         self.writer.frame(json!({ "type": "error", "errorText": text }));
-        self.state = UiState::Ended;
+        self.state = AiSdkStreamState::Ended;
     }
 }
 

@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 
 use self::content::{file_url, has_linked_files, output};
 use super::{
-    UiFrame, UiLevel, UiSettings,
+    AiSdkFrame, AiSdkSettings, AiSdkVersion,
     exchange::{has_own_content, has_results, ui_id},
 };
 use crate::{
@@ -25,7 +25,7 @@ use crate::{
 
 /// The state of the client's last step.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-enum UiStep {
+enum AiSdkStepState {
     /// The client has no step, or the results of its last step are complete.
     #[default]
     Over,
@@ -39,7 +39,7 @@ enum UiStep {
 
 /// The state of a tool use in the stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum UiUseState {
+enum AiSdkToolUseState {
     /// The input is streaming.
     Input,
     /// The input is complete.
@@ -52,12 +52,12 @@ enum UiUseState {
 
 /// A tool use of the current step.
 #[derive(Debug)]
-struct UiUse {
+struct AiSdkToolUse {
     id: ToolUseId,
     name: String,
     /// The text of the input so far.
     input: String,
-    state: UiUseState,
+    state: AiSdkToolUseState,
     /// The result that was sent.
     result: Option<ToolResult>,
     /// Whether an approval was requested.
@@ -70,36 +70,36 @@ struct UiUse {
 
 /// Writes frames.
 #[derive(Debug, Default)]
-pub(super) struct UiWriter {
-    pub(super) settings: UiSettings,
+pub(super) struct AiSdkFrameWriter {
+    pub(super) settings: AiSdkSettings,
     /// The frames that were not sent yet.
-    pub(super) frames: VecDeque<UiFrame>,
+    pub(super) frames: VecDeque<AiSdkFrame>,
     /// The names of the agent's tools. All other tools are dynamic.
     tools: HashSet<String>,
     /// The number of the step.
     step: u32,
     /// The id of the step's message.
     message: Option<MessageId>,
-    state: UiStep,
+    state: AiSdkStepState,
     /// The open parts of text, by the index of their block: the kind and the id of each part.
     texts: BTreeMap<usize, (&'static str, String)>,
-    uses: Vec<UiUse>,
+    uses: Vec<AiSdkToolUse>,
     items: HashSet<usize>,
     retries: u32,
 }
 
-impl UiWriter {
-    pub(super) fn new(settings: UiSettings, snapshot: &SessionSnapshot) -> Self {
+impl AiSdkFrameWriter {
+    pub(super) fn new(settings: AiSdkSettings, snapshot: &SessionSnapshot) -> Self {
         let tools = snapshot.agent.state.tools.iter().map(|tool| tool.name.clone()).collect();
         Self { settings, tools, ..Self::default() }
     }
 
-    pub(super) fn frame(&mut self, frame: UiFrame) {
+    pub(super) fn frame(&mut self, frame: AiSdkFrame) {
         self.frames.push_back(frame);
     }
 
     fn is_seven(&self) -> bool {
-        self.settings.level == UiLevel::Seven
+        self.settings.level == AiSdkVersion::Seven
     }
 
     /// Sends a part of the type `data-omni-NAME`. Without an `id`, the part is transient: the client does not keep it
@@ -184,26 +184,26 @@ impl UiWriter {
     pub(super) fn step_start(&mut self, step: u32, message: Option<&MessageId>) {
         self.step_end();
         self.forget_step();
-        if self.state != UiStep::Reset {
+        if self.state != AiSdkStepState::Reset {
             self.frame(json!({ "type": "start-step" }));
         }
-        (self.step, self.message, self.state) = (step, message.cloned(), UiStep::Open);
+        (self.step, self.message, self.state) = (step, message.cloned(), AiSdkStepState::Open);
     }
 
     /// Ends the open step, because the response is complete or its stream ends.
     pub(super) fn step_end(&mut self) {
-        if self.state == UiStep::Open {
+        if self.state == AiSdkStepState::Open {
             self.end_texts();
             self.frame(json!({ "type": "finish-step" }));
-            self.state = UiStep::Finished;
+            self.state = AiSdkStepState::Finished;
         }
     }
 
     /// Records that the results of the step are complete. The next request belongs to another step.
     fn step_over(&mut self) {
         self.step_end();
-        if self.state == UiStep::Finished {
-            self.state = UiStep::Over;
+        if self.state == AiSdkStepState::Finished {
+            self.state = AiSdkStepState::Over;
         }
     }
 
@@ -211,8 +211,9 @@ impl UiWriter {
     /// automatically looks only at the last step. Without an empty step, it would send the results of the server's
     /// tools as if they were its own.
     pub(super) fn seal(&mut self) {
-        let is_done =
-            |tool_use: &UiUse| matches!(tool_use.state, UiUseState::Answered | UiUseState::Malformed);
+        let is_done = |tool_use: &AiSdkToolUse| {
+            matches!(tool_use.state, AiSdkToolUseState::Answered | AiSdkToolUseState::Malformed)
+        };
         if !self.uses.is_empty() && self.uses.iter().all(is_done) {
             self.step_end();
             self.frame(json!({ "type": "start-step" }));
@@ -231,11 +232,11 @@ impl UiWriter {
     /// backup model that repeats the request, if one does.
     pub(super) fn retry(&mut self, is_void: bool, failure: &str, delay: u64, model: Option<&str>) {
         self.retries += 1;
-        let is_void = is_void && matches!(self.state, UiStep::Open | UiStep::Finished);
+        let is_void = is_void && matches!(self.state, AiSdkStepState::Open | AiSdkStepState::Finished);
         let mut mark = None;
         if is_void && self.is_seven() {
             self.frame(json!({ "type": "reset-step" }));
-            self.state = UiStep::Reset;
+            self.state = AiSdkStepState::Reset;
         } else if is_void {
             // In level 6, the parts stay in the message. The data part that follows them marks them as void.
             self.close("The request is repeated.");
@@ -261,14 +262,14 @@ impl UiWriter {
             Content::ToolUse(tool_use) if ended => self.tool_input(tool_use),
             Content::ToolUse(ToolUse { id, name, .. }) => {
                 if self.find(id).is_none() {
-                    self.add_use(id, name, UiUseState::Input);
+                    self.add_use(id, name, AiSdkToolUseState::Input);
                     self.frame(self.tool_frame("tool-input-start", id, name));
                 }
                 if !new.is_empty() {
                     self.frame(
                         json!({ "type": "tool-input-delta", "toolCallId": id, "inputTextDelta": new }),
                     );
-                    self.add_use(id, name, UiUseState::Input).input.push_str(new);
+                    self.add_use(id, name, AiSdkToolUseState::Input).input.push_str(new);
                 }
             }
             Content::ToolResult(_) => {}
@@ -325,13 +326,13 @@ impl UiWriter {
 
     // ---- tools ----
 
-    fn find(&mut self, id: &ToolUseId) -> Option<&mut UiUse> {
+    fn find(&mut self, id: &ToolUseId) -> Option<&mut AiSdkToolUse> {
         self.uses.iter_mut().find(|tool_use| tool_use.id == *id)
     }
 
-    fn add_use(&mut self, id: &ToolUseId, name: &str, state: UiUseState) -> &mut UiUse {
+    fn add_use(&mut self, id: &ToolUseId, name: &str, state: AiSdkToolUseState) -> &mut AiSdkToolUse {
         let place = self.uses.iter().position(|tool_use| tool_use.id == *id).unwrap_or_else(|| {
-            self.uses.push(UiUse {
+            self.uses.push(AiSdkToolUse {
                 id: id.clone(),
                 name: name.to_owned(),
                 input: String::new(),
@@ -347,7 +348,7 @@ impl UiWriter {
         &mut self.uses[place]
     }
 
-    fn tool_frame(&self, kind: &str, id: &ToolUseId, name: &str) -> UiFrame {
+    fn tool_frame(&self, kind: &str, id: &ToolUseId, name: &str) -> AiSdkFrame {
         let mut frame = json!({ "type": kind, "toolCallId": id, "toolName": name });
         if !self.tools.contains(name) {
             frame["dynamic"] = true.into();
@@ -358,8 +359,8 @@ impl UiWriter {
     fn tool_input(&mut self, tool_use: &ToolUse) {
         let ToolUse { id, name, input, malformed, .. } = tool_use;
         let (kind, state) = match malformed {
-            Some(_) => ("tool-input-error", UiUseState::Malformed),
-            None => ("tool-input-available", UiUseState::Available),
+            Some(_) => ("tool-input-error", AiSdkToolUseState::Malformed),
+            None => ("tool-input-available", AiSdkToolUseState::Available),
         };
         let mut frame = self.tool_frame(kind, id, name);
         frame["input"] = input.clone();
@@ -373,7 +374,9 @@ impl UiWriter {
 
     /// Sends the progress that a tool reported.
     pub(super) fn progress(&mut self, id: &ToolUseId, data: &Value) {
-        if let Some(tool_use) = self.find(id).filter(|tool_use| tool_use.state == UiUseState::Available) {
+        if let Some(tool_use) =
+            self.find(id).filter(|tool_use| tool_use.state == AiSdkToolUseState::Available)
+        {
             // A client of level 7 sends no decisions while a part shows a preliminary output. So if another tool use
             // waits, this one gets an automatic request and response again.
             tool_use.is_asked = false;
@@ -398,7 +401,7 @@ impl UiWriter {
         let is_denied = match self.find(id) {
             Some(tool_use) if tool_use.result.as_ref() == Some(result) => return,
             Some(tool_use) => {
-                (tool_use.state, tool_use.result) = (UiUseState::Answered, Some(result.clone()));
+                (tool_use.state, tool_use.result) = (AiSdkToolUseState::Answered, Some(result.clone()));
                 tool_use.is_asked && tool_use.decided == Some(false)
             }
             None => false,
@@ -422,20 +425,20 @@ impl UiWriter {
     pub(super) fn close(&mut self, reason: &str) {
         self.end_texts();
         for tool_use in mem::take(&mut self.uses) {
-            let UiUse { id, name, input, state, .. } = &tool_use;
+            let AiSdkToolUse { id, name, input, state, .. } = &tool_use;
             match state {
-                UiUseState::Input => {
+                AiSdkToolUseState::Input => {
                     let mut frame = self.tool_frame("tool-input-error", id, name);
                     frame["input"] = input.as_str().into();
                     frame["errorText"] = reason.into();
                     self.frame(frame);
                 }
-                UiUseState::Available => {
+                AiSdkToolUseState::Available => {
                     self.frame(json!({ "type": "tool-output-error", "toolCallId": id, "errorText": reason }));
                 }
-                UiUseState::Malformed | UiUseState::Answered => {}
+                AiSdkToolUseState::Malformed | AiSdkToolUseState::Answered => {}
             }
-            self.uses.push(UiUse { state: UiUseState::Answered, ..tool_use });
+            self.uses.push(AiSdkToolUse { state: AiSdkToolUseState::Answered, ..tool_use });
         }
     }
 }

@@ -9,7 +9,10 @@ use super::{
 };
 use crate::{
     actor::random::Rng,
-    agent::{BackupCause, BackupModel, Config, Failure, backup::Backup, compaction::times, phase::Turn},
+    agent::{
+        BackupCause, BackupModel, Config, Failure, backup::ResolvedBackupModel, compaction::times,
+        phase::Turn,
+    },
     provider::{self, ModelInfo, ProviderError, ProviderErrorKind, StopReason},
     tool::Replay,
 };
@@ -76,7 +79,7 @@ impl Backups {
     }
 }
 
-fn resolved(list: &[(provider::Model, Vec<BackupCause>)]) -> Arc<[Backup]> {
+fn resolved(list: &[(provider::Model, Vec<BackupCause>)]) -> Arc<[ResolvedBackupModel]> {
     let resolve = |(own, causes): &(provider::Model, Vec<BackupCause>)| {
         let backup = BackupModel::new(own.clone()).with_causes(causes.iter().copied());
         backup.resolve(None, own).expect("it is a model")

@@ -8,10 +8,10 @@ use crate::{
     actor::random::Rng,
     agent::{
         Event, Failure, Snapshot,
-        phase::Op,
+        phase::OpNumber,
         task::spending::{RunSpending, SharedBudgets},
     },
-    budget::{Amounts, Budget, Quote, SharedBudget, amounts},
+    budget::{Budget, BudgetAmounts, RequestCostQuote, SharedBudget, amounts},
     message::{Purpose, Usage},
     tool::Extensions,
 };
@@ -37,9 +37,9 @@ pub(super) struct Budgets {
     /// Whether budgets apply in this schedule.
     pub(super) are_on: bool,
     /// What the prompt in flight has spent, and what all have spent.
-    spent: [Amounts; 2],
+    spent: [BudgetAmounts; 2],
     /// What the request in flight reserves in the account of the run and in the shared one.
-    reserved: [Amounts; 2],
+    reserved: [BudgetAmounts; 2],
 }
 
 pub(super) fn random_budget(rng: &mut Rng) -> Budget {
@@ -66,8 +66,8 @@ impl Budgets {
             run: None,
             shared,
             are_on,
-            spent: [Amounts::default(); 2],
-            reserved: [Amounts::default(); 2],
+            spent: [BudgetAmounts::default(); 2],
+            reserved: [BudgetAmounts::default(); 2],
         }
     }
 
@@ -116,9 +116,9 @@ impl World {
     }
 
     /// Sends a request as the shell does, if the budgets allow it.
-    pub(super) fn connect(&mut self, op: Op) -> Check {
+    pub(super) fn connect(&mut self, op: OpNumber) -> Check {
         let turn = self.core.phase().turn().ok_or("a request without a turn")?;
-        let quote = Quote { prompt: 10, max_output: None, rates: None };
+        let quote = RequestCostQuote { prompt: 10, max_output: None, rates: None };
         let requests = match &turn.compaction {
             Some(own) if own.is_alone => 0,
             Some(_) => turn.step,
@@ -185,7 +185,7 @@ impl World {
             run.release(phase);
         }
         if self.core.is_at_rest() || phase.received().is_none() {
-            self.budgets.reserved = [Amounts::default(); 2];
+            self.budgets.reserved = [BudgetAmounts::default(); 2];
         }
         self.budgets.check()?;
         if self.core.is_at_rest() {

@@ -9,8 +9,8 @@ use crate::actor::random::Rng;
 use crate::{
     agent::{
         Accepted, Compact, Event, Next, Prompt, PromptState,
-        core::{Core, Effect, Resume, pauses::stale},
-        phase::{Phase, Stage},
+        core::{AgentCore, AgentEffect, ResumeDecisions, pauses::stale},
+        phase::{AgentPhase, AgentTurnStage},
     },
     message::{
         Blocks, Content, History, Message, Text, Timestamp, ToolResult, ToolUse, ToolUseId, TurnId,
@@ -224,7 +224,7 @@ impl World {
 
     pub(super) fn resume(&mut self) -> Check {
         let waiting = self.model.pauses.waiting.clone();
-        let is_held = matches!(self.held, Some(Effect::Return(_)));
+        let is_held = matches!(self.held, Some(AgentEffect::Return(_)));
         let unreported = if is_held { self.desk.undecided() } else { Vec::new() };
         let open = if unreported.is_empty() { &waiting } else { &unreported };
         let mut spent: Vec<_> = self.model.pauses.spent.iter().cloned().collect();
@@ -235,7 +235,7 @@ impl World {
         let decision = random_decision(&mut self.rng);
         let by: Option<Arc<str>> = self.rng.percent(50).then(|| "somebody".into());
         self.note(|| format!("resume {id} {decision:?}"));
-        let in_stream = matches!(self.core.phase().stage(), Some(Stage::Streaming { .. }));
+        let in_stream = matches!(self.core.phase().stage(), Some(AgentTurnStage::Streaming { .. }));
         let turn = self.core.phase().turn().map(|turn| turn.id).filter(|_| self.rng.percent(30));
         let mut decisions = vec![(id.clone(), decision.clone())];
         // A second decision in the same command. No decision of the command provides a result, because a result ends a
@@ -252,7 +252,7 @@ impl World {
             decisions.push(("never".into(), Decision::Execute));
         }
         let expected_forwards = decisions.clone();
-        let resume = Resume { decisions, turn, by: by.clone() };
+        let resume = ResumeDecisions { decisions, turn, by: by.clone() };
         let (resumed, effects) = self.feed(|core, cx| core.resume(resume, cx));
         if spoiled {
             let error = resumed.err().ok_or("a command with a stale decision succeeds")?;
@@ -268,7 +268,7 @@ impl World {
         }
         match resumed.map(drop) {
             Ok(()) if unreported.contains(&id) => {
-                let only_records = matches!(effects[..], [Effect::Record]);
+                let only_records = matches!(effects[..], [AgentEffect::Record]);
                 ensure!(only_records, "the decision about {id} has the effects {effects:?}");
                 let by_person = decision != Decision::Execute;
                 let decision = self.with_replaced(&id, decision);
@@ -341,7 +341,7 @@ impl World {
         self.note(|| "cancel".to_owned());
         let idle = self.has_nothing_to_stop();
         let running = self.model.is_running();
-        let (cancelled, effects) = self.feed(Core::cancel);
+        let (cancelled, effects) = self.feed(AgentCore::cancel);
         self.check_stopped(idle, &cancelled, effects.is_empty())?;
         self.perform_all(effects)?;
         ensure!(!running || !self.model.is_running(), "the run continues after a cancel");
@@ -353,7 +353,7 @@ impl World {
         let idle = self.has_nothing_to_stop();
         let running = self.model.is_running();
         self.model.input = Input::Interrupt;
-        let (interrupted, effects) = self.feed(Core::interrupt);
+        let (interrupted, effects) = self.feed(AgentCore::interrupt);
         self.check_stopped(idle, &interrupted, effects.is_empty())?;
         self.perform_all(effects)?;
         ensure!(!running || !self.model.is_running(), "the run continues after an interrupt");
@@ -382,7 +382,7 @@ impl World {
         }
         let compact = self.rng.pick(&[Compact::summary(), Compact::clear(), Compact::undo()]);
         self.note(|| format!("{compact:?}"));
-        let is_idle = matches!(self.core.phase(), Phase::Idle);
+        let is_idle = matches!(self.core.phase(), AgentPhase::Idle);
         let (begun, effects) = self.feed(|core, cx| core.compact_on_request(&compact, cx));
         match begun {
             Ok(()) => {
@@ -399,7 +399,7 @@ impl World {
     fn notify(&mut self) -> Check {
         self.note(|| "notify".to_owned());
         self.notices += 1;
-        let (noted, effects) = self.feed(Core::notify);
+        let (noted, effects) = self.feed(AgentCore::notify);
         noted.map_err(|error| format!("an application event is refused: {error:?}"))?;
         self.perform_all(effects)
     }

@@ -6,8 +6,8 @@ use super::{Check, ensure, model, world::World};
 use crate::{
     agent::{
         Config, Event, Snapshot, TurnRecord,
-        core::Core,
-        phase::{AfterEvent, Phase, Stage, Working},
+        core::AgentCore,
+        phase::{AgentPhase, AgentTurnStage, EventContinuation, WorkingHistory},
     },
     message::History,
     provider::Model,
@@ -17,7 +17,7 @@ use crate::{
 /// An earlier snapshot to which the later events are applied.
 pub(super) struct Kept(Snapshot);
 
-pub(super) fn snapshot(core: &Core, config: &Config) -> Snapshot {
+pub(super) fn snapshot(core: &AgentCore, config: &Config) -> Snapshot {
     let none = EventId { life: 0, number: 0 };
     core.snapshot(none, config.view(core.history().clone()))
 }
@@ -97,14 +97,16 @@ impl World {
     pub(super) fn write_down_and_take_up(&mut self) -> Check {
         let mut recorded = self.core.clone();
         match &mut recorded.phase {
-            Phase::InTurn { turn, .. } => {
+            AgentPhase::InTurn { turn, .. } => {
                 turn.recorded = true;
-                let mut working = Working::new(&recorded.history);
+                let mut working = WorkingHistory::new(&recorded.history);
                 turn.working.pending().cloned().for_each(|message| working.push(message));
                 turn.working = working;
             }
-            Phase::Noticing { then: AfterEvent::Continue(between), .. } => between.recorded = true,
-            Phase::Idle | Phase::Noticing { .. } => return Ok(()),
+            AgentPhase::Noticing { then: EventContinuation::Continue(between), .. } => {
+                between.recorded = true
+            }
+            AgentPhase::Idle | AgentPhase::Noticing { .. } => return Ok(()),
         }
         self.note(|| "recorded and read".to_owned());
         let record = recorded.record().ok_or("a recorded turn has no record")?;
@@ -113,7 +115,7 @@ impl World {
         let history = read_again(self.core.history())?;
         let fallback = self.core.fallback.as_ref().map(read_again).transpose()?;
         let (mut read, model) =
-            Core::restore(record, history, fallback).map_err(|error| format!("{error:?}"))?;
+            AgentCore::restore(record, history, fallback).map_err(|error| format!("{error:?}"))?;
         let own = self.core.phase.origin_mut().and_then(|(origin, _)| origin.prompt.model.clone());
         ensure!(model.as_deref() == own.as_ref().map(Model::saved_name), "{model:?} is not {own:?}");
         if let Some(own) = own {
@@ -126,14 +128,14 @@ impl World {
         // Whether tools may be withdrawn is not recorded, because a later process can't withdraw them.
         read.decided = self.core.decided;
         ensure!(read == self.core, "{:?} was recorded, but {read:?} was read", self.core);
-        let working = |core: &Core| core.phase().turn().map(|turn| turn.working.all().clone());
+        let working = |core: &AgentCore| core.phase().turn().map(|turn| turn.working.all().clone());
         ensure!(working(&read) == working(&self.core), "the working history differs");
         self.core = read;
         Ok(())
     }
 }
 
-impl Core {
+impl AgentCore {
     /// Copies the parts of the state that a record does not contain from `lost`, the core before the restart.
     fn keep_lost(&mut self, lost: &Self) -> Check {
         (self.notices, self.emitted_status, self.step) = (lost.notices, lost.emitted_status, lost.step);
@@ -145,15 +147,18 @@ impl Core {
         self.waited.clone_from(&lost.waited);
         match (&mut self.phase, &lost.phase) {
             (
-                Phase::Noticing { op, begun, then: AfterEvent::Continue(between) },
-                Phase::Noticing { op: own, begun: has_begun, then: AfterEvent::Continue(lost) },
+                AgentPhase::Noticing { op, begun, then: EventContinuation::Continue(between) },
+                AgentPhase::Noticing { op: own, begun: has_begun, then: EventContinuation::Continue(lost) },
             ) => {
                 (*op, *begun, between.recorded) = (*own, *has_begun, lost.recorded);
                 between.origin.asked.clone_from(&lost.origin.asked);
                 between.origin.secrets_of.clone_from(&lost.origin.secrets_of);
                 between.origin.first_turn = lost.origin.first_turn;
             }
-            (Phase::InTurn { op, turn, stage }, Phase::InTurn { op: own, turn: lost, stage: lost_stage }) => {
+            (
+                AgentPhase::InTurn { op, turn, stage },
+                AgentPhase::InTurn { op: own, turn: lost, stage: lost_stage },
+            ) => {
                 *op = *own;
                 // A record has the failure that `handle_error` gets, but not the start of the response, and no failure
                 // before a delay. So `refused` can differ after a restart.
@@ -164,7 +169,9 @@ impl Core {
                 turn.origin.asked.clone_from(&lost.origin.asked);
                 turn.origin.secrets_of.clone_from(&lost.origin.secrets_of);
                 (turn.origin.first_turn, turn.refused_by) = (lost.origin.first_turn, lost.refused_by);
-                let Stage::Recovering(recovering) = std::mem::replace(stage, Stage::Preparing) else {
+                let AgentTurnStage::Recovering(recovering) =
+                    std::mem::replace(stage, AgentTurnStage::Preparing)
+                else {
                     return Err("the turn is not recovering".to_owned());
                 };
                 *stage = recovering.stage;
@@ -176,20 +183,28 @@ impl Core {
     }
 }
 
-impl Stage {
+impl AgentTurnStage {
     fn keep_lost(&mut self, lost: &Self) {
         match (self, lost) {
-            (stage @ Stage::Preparing, lost @ (Stage::Noticing { .. } | Stage::Compacting { .. }))
-            | (stage @ Stage::Streaming { .. }, lost @ Stage::Streaming { .. }) => *stage = lost.clone(),
-            (stage, Stage::Paused { .. }) => {
-                if let Stage::Deciding { tools } = stage {
-                    *stage = Stage::Paused { tools: tools.clone() };
+            (
+                stage @ AgentTurnStage::Preparing,
+                lost @ (AgentTurnStage::Noticing { .. } | AgentTurnStage::Compacting { .. }),
+            )
+            | (stage @ AgentTurnStage::Streaming { .. }, lost @ AgentTurnStage::Streaming { .. }) => {
+                *stage = lost.clone()
+            }
+            (stage, AgentTurnStage::Paused { .. }) => {
+                if let AgentTurnStage::Deciding { tools } = stage {
+                    *stage = AgentTurnStage::Paused { tools: tools.clone() };
                 }
             }
-            (Stage::Executing { questions, .. }, Stage::Executing { questions: asked, .. }) => {
+            (
+                AgentTurnStage::Executing { questions, .. },
+                AgentTurnStage::Executing { questions: asked, .. },
+            ) => {
                 questions.clone_from(asked);
             }
-            (Stage::Failing { remains, .. }, Stage::Failing { remains: lost, .. }) => {
+            (AgentTurnStage::Failing { remains, .. }, AgentTurnStage::Failing { remains: lost, .. }) => {
                 remains.partial.clone_from(&lost.partial);
             }
             _ => {}

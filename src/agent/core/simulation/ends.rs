@@ -208,7 +208,7 @@ impl Turn {
             && is_unanswered
             && last.role == Role::User
         {
-            *last = Arc::new(cleared(last, crate::message::ClearedFor::Refusal));
+            *last = Arc::new(cleared(last, crate::message::ClearingReason::Refusal));
         }
     }
 

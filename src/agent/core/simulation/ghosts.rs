@@ -8,7 +8,7 @@ use super::{Check, commands::random_decision, ensure, world::World};
 use crate::{
     agent::{
         ErrorDecision, Failure, PendingUse, Prompt, ToolDecision, TurnDecision,
-        phase::{Op, OutputRequirement, Stage},
+        phase::{AgentTurnStage, OpNumber, OutputRequirement},
     },
     message::{Text, ToolResult, ToolUse, TurnId},
     provider::{BlockStart, Delta, ProviderError, ProviderErrorKind, StopReason},
@@ -21,7 +21,7 @@ impl World {
         let before = self.core.clone();
         let (op, live) = (self.rng.next() % (self.core.last_op + 2), self.live());
         let (mut op, mut kind) = (op, self.rng.below(18));
-        if let Some(Stage::Streaming { question: Some(question), .. }) = self.core.phase().stage()
+        if let Some(AgentTurnStage::Streaming { question: Some(question), .. }) = self.core.phase().stage()
             && self.rng.percent(50)
         {
             // If the provider's question waits for the application, `handle_tool_use` has already returned. The core
@@ -88,10 +88,10 @@ impl World {
     }
 
     /// Returns the operations whose outcomes the core waits for.
-    fn live(&self) -> Vec<Op> {
+    fn live(&self) -> Vec<OpNumber> {
         let phase = self.core.phase();
         let question = match phase.stage() {
-            Some(Stage::Streaming { question: Some(question), .. }) if question.paused.is_none() => {
+            Some(AgentTurnStage::Streaming { question: Some(question), .. }) if question.paused.is_none() => {
                 Some(question.op)
             }
             _ => None,

@@ -4,7 +4,7 @@ use std::collections::HashSet;
 
 use super::{Check, ensure, model::Model};
 use crate::{
-    agent::{Prompt, core::Core},
+    agent::{Prompt, core::AgentCore},
     message::{Message, MessageId},
 };
 
@@ -58,7 +58,7 @@ impl Ids {
         Ok(())
     }
 
-    pub(super) fn check_rest(&self, core: &Core) -> Check {
+    pub(super) fn check_rest(&self, core: &AgentCore) -> Check {
         let answer = core.phase().turn().and_then(|turn| turn.answer.as_ref());
         ensure!(answer == self.answer.as_ref(), "the answer is {answer:?}, not {:?}", self.answer);
         Ok(())

@@ -11,7 +11,7 @@ use crate::{
     agent::{
         Config, Event, Failure, Next, PendingUse, Prompt, PromptId, PromptState, Response, RunOutcome,
         Status,
-        core::{Core, streaming::CUT},
+        core::{AgentCore, streaming::CUT},
     },
     budget::Budget,
     message::{
@@ -725,7 +725,7 @@ impl Model {
     // ---- between inputs ----
 
     /// Checks that the model agrees with the core, and that no event is missing.
-    pub(super) fn check_rest(&mut self, core: &Core) -> Check {
+    pub(super) fn check_rest(&mut self, core: &AgentCore) -> Check {
         ensure!(self.input != Input::Misfit, "a response that does not match is not requested again");
         let again = matches!(self.input, Input::NewAttempt | Input::Restart);
         ensure!(!again, "another attempt is not emitted");
@@ -767,7 +767,7 @@ impl Model {
     }
 
     /// Checks the messages that the next request contains, and that no staged prompt is part of the conversation.
-    fn check_conversation(&self, core: &Core) -> Check {
+    fn check_conversation(&self, core: &AgentCore) -> Check {
         let Some(turn) = core.phase().turn() else { return Ok(()) };
         let (all, sent) = (turn.working.all(), turn.working.sent());
         ensure!(*sent == all.sent(), "{sent:?} is sent, not {:?}", all.sent());

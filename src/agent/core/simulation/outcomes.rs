@@ -8,8 +8,8 @@ use super::{Check, budgets::random_budget, commands::random_decision, ensure, mo
 use crate::{
     agent::{
         ErrorDecision, Failure, Prompt, Status, ToolDecision, TurnDecision,
-        core::Call,
-        phase::{Op, Stage},
+        core::CallbackCall,
+        phase::{AgentTurnStage, OpNumber},
     },
     message::{Blocks, DecisionKind, Text, Timestamp, ToolResult, ToolUse, UseDecision},
     tool::{Decision, Replay},
@@ -29,7 +29,7 @@ impl World {
         {
             self.note(|| "time over".to_owned());
             self.watch = None;
-            if matches!(self.core.phase().stage(), Some(Stage::Failing { .. })) {
+            if matches!(self.core.phase().stage(), Some(AgentTurnStage::Failing { .. })) {
                 self.model.failure = Some(Failure::TimeLimit { limit });
                 self.model.input = Input::GivesUp;
             }
@@ -52,7 +52,7 @@ impl World {
             return self.stream_outcome();
         }
         if let Some((op, call)) = self.call.take() {
-            if matches!(call, Call::HandleEvent) && !self.begun {
+            if matches!(call, CallbackCall::HandleEvent) && !self.begun {
                 self.call = Some((op, call));
                 return self.event_begins(op);
             }
@@ -93,10 +93,10 @@ impl World {
     }
 
     /// Lets a callback return or fail.
-    fn returned(&mut self, op: Op, call: Call) -> Check {
+    fn returned(&mut self, op: OpNumber, call: CallbackCall) -> Check {
         if !self.friendly && self.rng.percent(self.panics) {
             self.note(|| format!("{} panics", call.name()));
-            if matches!(call, Call::HandleEvent) {
+            if matches!(call, CallbackCall::HandleEvent) {
                 self.model.input = Input::EventFails;
             }
             return self.input(|core, cx| core.call_failed(op, call.name(), "boom".into(), cx));
@@ -104,12 +104,12 @@ impl World {
         let model = self.core.phase().turn().map(|turn| Arc::clone(turn.model_in(&self.config).id()));
         self.edit();
         match call {
-            Call::PrepareStep if !self.friendly && self.rng.percent(3) => {
+            CallbackCall::PrepareStep if !self.friendly && self.rng.percent(3) => {
                 self.note(|| "preparing the request fails".to_owned());
                 let failure = Failure::ProviderPanicked { message: "boom".into() };
                 self.input(|core, cx| core.stream_failed(op, failure, cx))
             }
-            Call::PrepareStep => {
+            CallbackCall::PrepareStep => {
                 let wanted = self.random_wanted();
                 self.note(|| format!("prepared, wanted: {wanted:?}"));
                 self.model.prepared(wanted.clone());
@@ -120,11 +120,11 @@ impl World {
                 (turn.requested, turn.replay) = (Arc::clone(&model), replay);
                 self.input(|core, cx| core.prepared(op, wanted, model, replay, cx))
             }
-            Call::HandleToolUse(tool_use) => self.tool_decided(op, *tool_use),
-            Call::HandleToolResult(result) => self.result_reviewed(op, *result),
-            Call::HandleRecovery(_) => Err("a recovery without a restart".to_owned()),
-            Call::HandleTurn(_) => self.turn_decided(op),
-            Call::HandleError(_) => {
+            CallbackCall::HandleToolUse(tool_use) => self.tool_decided(op, *tool_use),
+            CallbackCall::HandleToolResult(result) => self.result_reviewed(op, *result),
+            CallbackCall::HandleRecovery(_) => Err("a recovery without a restart".to_owned()),
+            CallbackCall::HandleTurn(_) => self.turn_decided(op),
+            CallbackCall::HandleError(_) => {
                 let decision = match self.rng.below(10) {
                     _ if self.friendly => ErrorDecision::Stop,
                     0..2 => ErrorDecision::Stop,
@@ -153,7 +153,7 @@ impl World {
                 ensure!(!goes_on || delayed, "{decision:?}, delay {:?}", self.delay);
                 Ok(())
             }
-            Call::HandleEvent => {
+            CallbackCall::HandleEvent => {
                 let prompt = (!self.friendly && self.rng.percent(40)).then(|| self.random_prompt());
                 self.event_handled(op, prompt)
             }
@@ -191,7 +191,7 @@ impl World {
         self.kept.configured(&self.config);
     }
 
-    fn tool_decided(&mut self, op: Op, tool_use: ToolUse) -> Check {
+    fn tool_decided(&mut self, op: OpNumber, tool_use: ToolUse) -> Check {
         let decision = self.random_tool_decision();
         self.note(|| format!("handle_tool_use: {decision:?}"));
         self.model.pauses.replaced.remove(&tool_use.id);
@@ -216,7 +216,7 @@ impl World {
         if let Some(decision) = decided.clone().filter(|_| !plain) {
             self.model.pauses.decided.push_back((tool_use.id, decision, None, false));
         }
-        if matches!(self.core.phase().stage(), Some(Stage::Deciding { .. })) {
+        if matches!(self.core.phase().stage(), Some(AgentTurnStage::Deciding { .. })) {
             self.desk.decided(decided)?;
         } else {
             self.answer = decided;
@@ -240,7 +240,7 @@ impl World {
 
     /// Lets the time limit of a pause end.
     fn expires(&mut self) -> Check {
-        let in_stream = matches!(self.core.phase().stage(), Some(Stage::Streaming { .. }));
+        let in_stream = matches!(self.core.phase().stage(), Some(AgentTurnStage::Streaming { .. }));
         let index = self.rng.below(self.expiries.len());
         let id = self.expiries.swap_remove(index);
         self.note(|| format!("the pause of {id} expires"));
@@ -256,7 +256,7 @@ impl World {
         self.input(|core, cx| core.pause_expired(&id, cx))
     }
 
-    fn result_reviewed(&mut self, op: Op, mut result: ToolResult) -> Check {
+    fn result_reviewed(&mut self, op: OpNumber, mut result: ToolResult) -> Check {
         if self.rng.percent(20) {
             let other = ToolUse::new("changed", "changed", json!({}));
             result = ToolResult::ok(&other, Text::new("changed"));
@@ -267,7 +267,7 @@ impl World {
         self.input(|core, cx| core.result_reviewed(op, result, cx))
     }
 
-    fn turn_decided(&mut self, op: Op) -> Check {
+    fn turn_decided(&mut self, op: OpNumber) -> Check {
         let stray = ToolUse::new("stray", "search", json!({}));
         self.prompts += 1;
         let text = format!("continue {}", self.prompts);
@@ -291,14 +291,14 @@ impl World {
     }
 
     /// Simulates the first poll of `handle_event`, after which the application event is no longer queued.
-    fn event_begins(&mut self, op: Op) -> Check {
+    fn event_begins(&mut self, op: OpNumber) -> Check {
         self.note(|| "handle_event begins".to_owned());
         self.begun = true;
         self.notices -= 1;
         self.input(|core, _| core.event_begun(op))
     }
 
-    fn event_handled(&mut self, op: Op, prompt: Option<Prompt>) -> Check {
+    fn event_handled(&mut self, op: OpNumber, prompt: Option<Prompt>) -> Check {
         self.note(|| format!("handle_event: {prompt:?}"));
         // While the session accepts no prompts, a prompt that `handle_event` returns becomes part of the error event.
         let holds = self.rng.percent(20);

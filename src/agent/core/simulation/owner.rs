@@ -13,7 +13,7 @@ use super::{
     world::World,
 };
 use crate::{
-    agent::core::{Core, Effect},
+    agent::core::{AgentCore, AgentEffect},
     message::{
         Blocks, Content, History, Message, Text, Timestamp, ToolResult, ToolUse, answer_open_tool_uses,
     },
@@ -138,11 +138,12 @@ impl World {
         &mut self,
         expected: &Result<(), Error>,
         done: &Result<(), Error>,
-        effects: Vec<Effect>,
+        effects: Vec<AgentEffect>,
     ) -> Check {
         match (expected, done) {
             (Ok(()), Ok(())) => {
-                let reported = matches!(effects.first(), Some(Effect::Emit(crate::agent::Event::State(_))));
+                let reported =
+                    matches!(effects.first(), Some(AgentEffect::Emit(crate::agent::Event::State(_))));
                 ensure!(reported, "the first event is not the history: {:?}", effects.first());
             }
             (Err(expected), Err(error)) => same_error(expected.kind(), error, effects.is_empty())?,
@@ -170,7 +171,7 @@ impl Model {
         Ok(())
     }
 
-    pub(super) fn check_histories(&self, core: &Core) -> Check {
+    pub(super) fn check_histories(&self, core: &AgentCore) -> Check {
         ensure!(self.base.is_none(), "a replaced history was not emitted");
         ensure!(self.owed.is_none(), "the previous history was not restored");
         let fallback = core.fallback.as_ref();

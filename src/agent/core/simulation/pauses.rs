@@ -9,7 +9,7 @@ use serde_json::Value;
 
 use super::{Check, ensure};
 use crate::{
-    agent::{Decided, PendingUse, core::Core},
+    agent::{Decided, PendingUse, core::AgentCore},
     message::ToolUseId,
     tool::Decision,
 };
@@ -90,7 +90,7 @@ impl Pauses {
         Ok(())
     }
 
-    pub(super) fn check_rest(&self, core: &Core) -> Check {
+    pub(super) fn check_rest(&self, core: &AgentCore) -> Check {
         ensure!(self.decided.is_empty(), "the decisions {:?} were not emitted", self.decided);
         ensure!(self.delegating.is_empty(), "the pauses {:?} were not emitted", self.delegating);
         ensure!(self.asking.is_none(), "the question {:?} was not emitted", self.asking);

@@ -17,17 +17,17 @@ pub(crate) use oracle::{Oracle, Reply};
 pub(crate) use phases::PHASES;
 pub(crate) use script::{Plot, Said, Script, Verdict, random_level};
 
-use super::super::{Call, Context, Core, Effect};
+use super::super::{AgentCore, AgentEffect, CallbackCall, CoreContext};
 use crate::{
     actor::{
         random::Rng,
         simulation::{Check, ensure},
     },
     agent::{
-        Accepted, Config, Delivery, Durable, FirstMessage, NumberedRecord, PendingUse, Prompt, Resume,
-        RunEnd, Snapshot, Status, TurnInFlight,
+        Accepted, CommitItem, Config, Durable, FirstMessage, NumberedRecord, PendingUse, Prompt,
+        ResumeDecisions, RunEnd, Snapshot, Status, TurnInFlight,
         durable::RecoveryFacts,
-        phase::{Op, Phase, SlotCall, Stage},
+        phase::{AgentPhase, AgentTurnStage, OpNumber, ToolDispatch},
     },
     message::{History, Timestamp, ToolUseId},
     run::{Error, ErrorKind},
@@ -38,7 +38,7 @@ use crate::{
 /// Returns the snapshot of an idle agent with this history.
 pub(crate) fn idle_snapshot(history: History) -> Snapshot {
     let view = script::shared_config().view(history.clone());
-    Core::new(history).snapshot(EventId { life: 0, number: 0 }, view)
+    AgentCore::new(history).snapshot(EventId { life: 0, number: 0 }, view)
 }
 
 /// Everything that all processes share: the randomness, the clock, the promises.
@@ -113,16 +113,16 @@ pub(crate) enum Condition {
 pub(crate) struct Process {
     pub(crate) condition: Condition,
     level: Durable,
-    core: Core,
+    core: AgentCore,
     facts: Option<RecoveryFacts>,
-    call: Option<(Op, Call)>,
-    permit: Option<Op>,
-    stream: Option<Op>,
-    tasks: Option<(Op, Vec<SlotCall>)>,
-    delay: Option<(Op, Duration)>,
+    call: Option<(OpNumber, CallbackCall)>,
+    permit: Option<OpNumber>,
+    stream: Option<OpNumber>,
+    tasks: Option<(OpNumber, Vec<ToolDispatch>)>,
+    delay: Option<(OpNumber, Duration)>,
     /// The tool uses whose time limits run.
     timers: Vec<ToolUseId>,
-    held: Option<(u64, Effect)>,
+    held: Option<(u64, AgentEffect)>,
     question: Asking,
     soon: bool,
     /// Whether a caller waits for the response of the run.
@@ -137,7 +137,7 @@ pub(crate) struct Process {
     is_recorded: bool,
     /// The replies that wait for a record.
     replies: Vec<(u64, Reply)>,
-    outbox: VecDeque<Delivery>,
+    outbox: VecDeque<CommitItem>,
     view: Snapshot,
     last_event: EventId,
 }
@@ -156,13 +156,13 @@ impl Process {
                 let (core, facts) = turn.start(&outside.config);
                 (core, Some(facts))
             }
-            None => (Core::new(history), None),
+            None => (AgentCore::new(history), None),
         };
         if outside.fault == Some(Fault::PauseReported)
-            && let Phase::InTurn { stage, .. } = &mut core.phase
+            && let AgentPhase::InTurn { stage, .. } = &mut core.phase
             && let Some(tools) = stage.unreported().cloned()
         {
-            *stage = Stage::Paused { tools: Box::new(tools) };
+            *stage = AgentTurnStage::Paused { tools: Box::new(tools) };
         }
         core.set_last_run(last_run);
         let last_event = EventId { life, number: 0 };
@@ -219,7 +219,7 @@ impl Process {
     /// Returns whether the agent is paused and its state is stored, so that it can end without a loss.
     pub(crate) fn is_parked(&self) -> bool {
         self.core.phase().is_recorded()
-            && matches!(self.core.phase().stage(), Some(Stage::Paused { .. }))
+            && matches!(self.core.phase().stage(), Some(AgentTurnStage::Paused { .. }))
             && self.written >= self.last
             && self.outbox.is_empty()
     }
@@ -230,7 +230,7 @@ impl Process {
 
     /// Returns the pauses that can be decided on: those that wait, or those that are recorded but not reported yet.
     pub(crate) fn undecided(&self) -> Vec<Arc<PendingUse>> {
-        let unreported = self.core.phase().stage().and_then(Stage::unreported);
+        let unreported = self.core.phase().stage().and_then(AgentTurnStage::unreported);
         unreported.map_or_else(|| self.pauses(), |tools| tools.undecided().cloned().collect())
     }
 
@@ -251,8 +251,8 @@ impl Process {
 
     /// Returns whether a recorded turn is about to continue.
     pub(crate) fn is_recovering(&self) -> bool {
-        let is_between = matches!(self.call, Some((_, Call::HandleRecovery(_))));
-        is_between || matches!(self.core.phase().stage(), Some(Stage::Recovering(_)))
+        let is_between = matches!(self.call, Some((_, CallbackCall::HandleRecovery(_))));
+        is_between || matches!(self.core.phase().stage(), Some(AgentTurnStage::Recovering(_)))
     }
 
     pub(crate) fn level(&self) -> Durable {
@@ -279,7 +279,7 @@ impl Process {
         self.replies.iter().map(|(_, reply)| reply)
     }
 
-    pub(crate) fn take_delivery(&mut self) -> Option<Delivery> {
+    pub(crate) fn take_delivery(&mut self) -> Option<CommitItem> {
         self.outbox.pop_front()
     }
 
@@ -348,7 +348,7 @@ impl Process {
 
     pub(crate) fn decide(&mut self, outside: &mut Outside, pause: &PendingUse, decision: Decision) -> Check {
         let reply = Reply::Decision(pause.turn, pause.tool_use.id.clone());
-        let resume = Resume {
+        let resume = ResumeDecisions {
             decisions: vec![(pause.tool_use.id.clone(), decision)],
             turn: Some(pause.turn),
             by: Some("ben".into()),
@@ -371,21 +371,21 @@ impl Process {
 
     /// Sends an application event.
     pub(crate) fn notify(&mut self, outside: &mut Outside) -> Check {
-        self.input(outside, Core::notify)?.map_err(|error| error.to_string())
+        self.input(outside, AgentCore::notify)?.map_err(|error| error.to_string())
     }
 
     pub(crate) fn cancel(&mut self, outside: &mut Outside) -> Check {
-        self.end(outside, Core::cancel)
+        self.end(outside, AgentCore::cancel)
     }
 
     pub(crate) fn interrupt(&mut self, outside: &mut Outside) -> Check {
-        self.end(outside, Core::interrupt)
+        self.end(outside, AgentCore::interrupt)
     }
 
     fn end(
         &mut self,
         outside: &mut Outside,
-        end: impl FnOnce(&mut Core, &mut Context<'_>) -> Result<(), Error>,
+        end: impl FnOnce(&mut AgentCore, &mut CoreContext<'_>) -> Result<(), Error>,
     ) -> Check {
         let turn = self.core.phase().turn().map(|turn| turn.id);
         if self.input(outside, end)?.is_ok()
@@ -413,7 +413,7 @@ impl Process {
     /// Records a change for which nothing waits, if there is one.
     pub(crate) fn record_soon(&mut self, outside: &mut Outside) -> Check {
         if std::mem::take(&mut self.soon) {
-            return self.input(outside, Core::record_now);
+            return self.input(outside, AgentCore::record_now);
         }
         Ok(())
     }

@@ -8,8 +8,8 @@ use super::{Check, ensure, world::World};
 use crate::{
     agent::{
         PendingUse,
-        core::Forward,
-        phase::{Op, SlotCall},
+        core::SubAgentDecision,
+        phase::{OpNumber, ToolDispatch},
     },
     message::{RequestEnd, ToolUse, ToolUseId, TurnId, Usage, UsageRow},
     tool::{Answer, Decision},
@@ -49,11 +49,11 @@ impl Questions {
     }
 
     /// Returns the decision as the core must forward it, if the pause is that of a sub-agent.
-    pub(super) fn forward(&self, id: &ToolUseId, decision: &Decision) -> Option<Forward> {
+    pub(super) fn forward(&self, id: &ToolUseId, decision: &Decision) -> Option<SubAgentDecision> {
         let (slot, _, pause) = self.delegated.iter().find(|(_, own, _)| own == id)?;
         let own = pause.sub_agent.as_ref()?;
         let (turn, tool_use, decision) = (own.turn, own.tool_use.clone(), decision.clone());
-        Some(Forward { slot: *slot, turn, tool_use, decision })
+        Some(SubAgentDecision { slot: *slot, turn, tool_use, decision })
     }
 
     /// Checks an answer.
@@ -103,9 +103,9 @@ impl World {
     }
 
     /// Lets sub-agents carry out decisions, so that their pauses are over.
-    pub(super) fn sub_agents_continue(&mut self, forwards: &[Forward]) -> Check {
+    pub(super) fn sub_agents_continue(&mut self, forwards: &[SubAgentDecision]) -> Check {
         let (op, _) = self.tasks.clone().ok_or("no tool runs")?;
-        for Forward { slot, tool_use, .. } in forwards {
+        for SubAgentDecision { slot, tool_use, .. } in forwards {
             let delegated = &mut self.questions.delegated;
             let over =
                 delegated.extract_if(.., |(of, _, pause)| of == slot && pause.tool_use.id == *tool_use);
@@ -118,7 +118,7 @@ impl World {
     }
 
     /// Reports other pauses of the sub-agents of a running tool, or the usage of a request of one.
-    fn tool_delegates(&mut self, op: Op, calls: &[SlotCall]) -> Check {
+    fn tool_delegates(&mut self, op: OpNumber, calls: &[ToolDispatch]) -> Check {
         if self.rng.percent(30) {
             let usage = Usage::default().with_input(1 + self.rng.next() % 100);
             let row = UsageRow::new(RequestEnd::Answered, usage);

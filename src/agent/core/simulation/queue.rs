@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::{Check, ensure};
-use crate::agent::{KnownPrompt, Next, Prompt, PromptId, PromptState, RunOutcome, core::Core};
+use crate::agent::{KnownPrompt, Next, Prompt, PromptId, PromptState, RunOutcome, core::AgentCore};
 
 /// The prompts that wait, and the prompts with known ids.
 #[derive(Default)]
@@ -94,7 +94,7 @@ impl Queue {
         Ok(())
     }
 
-    pub(super) fn check_rest(&mut self, core: &Core) -> Check {
+    pub(super) fn check_rest(&mut self, core: &AgentCore) -> Check {
         self.has_results = false;
         ensure!(self.staged == *core.staged, "staged is {:?}, not {:?}", core.staged, self.staged);
         ensure!(self.staging.is_none(), "the prompt {:?} was not staged", self.staging);

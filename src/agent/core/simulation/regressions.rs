@@ -8,8 +8,8 @@ use super::{ends::some_usage, world};
 use crate::{
     agent::{
         Config, Durable, ErrorDecision, Event, Prompt, Snapshot, ToolDecision, TurnDecision,
-        core::{Context, Core, Effect, Resume},
-        phase::{Op, OutputRequirement, Phase, Stage, ToolAnswer},
+        core::{AgentCore, AgentEffect, CoreContext, ResumeDecisions},
+        phase::{AgentPhase, AgentTurnStage, DecisionOrPause, OpNumber, OutputRequirement},
     },
     message::{
         Content, DecisionKind, Message, Role, Timestamp, ToolResult, ToolUse, TurnId, Usage, UseDecision,
@@ -22,23 +22,23 @@ use crate::{
 
 /// A core that a test drives step by step.
 struct Bench {
-    core: Core,
+    core: AgentCore,
     config: Config,
     tools: ToolSet,
     /// All emitted events.
     events: Vec<Event>,
     /// The operation number of the last callback that the core requested.
-    call: Op,
+    call: OpNumber,
 }
 
 impl Bench {
     fn new() -> Self {
         let (config, tools) = (world::config(), world::tools());
-        Self { core: Core::default(), config, tools, events: Vec::new(), call: 0 }
+        Self { core: AgentCore::default(), config, tools, events: Vec::new(), call: 0 }
     }
 
-    fn feed<T>(&mut self, input: impl FnOnce(&mut Core, &mut Context<'_>) -> T) -> T {
-        let mut cx = Context {
+    fn feed<T>(&mut self, input: impl FnOnce(&mut AgentCore, &mut CoreContext<'_>) -> T) -> T {
+        let mut cx = CoreContext {
             now: &|| Timestamp(1),
             config: &self.config,
             tools: &self.tools,
@@ -52,8 +52,8 @@ impl Bench {
         let output = input(&mut self.core, &mut cx);
         for effect in cx.effects {
             match effect {
-                Effect::Emit(event) => self.events.push(event),
-                Effect::Call(op, _) => self.call = op,
+                AgentEffect::Emit(event) => self.events.push(event),
+                AgentEffect::Call(op, _) => self.call = op,
                 _ => {}
             }
         }
@@ -101,7 +101,7 @@ impl Bench {
 
     fn resume(&mut self, id: &str) -> Result<(), Error> {
         let decisions = vec![(id.into(), Decision::reject("no"))];
-        let resume = Resume { decisions, turn: None, by: None };
+        let resume = ResumeDecisions { decisions, turn: None, by: None };
         self.feed(|core, cx| core.resume(resume, cx)).map(drop)
     }
 
@@ -115,11 +115,11 @@ impl Bench {
     }
 
     fn interrupt(&mut self) {
-        self.feed(Core::interrupt).unwrap();
+        self.feed(AgentCore::interrupt).unwrap();
     }
 
     /// Returns the operation that the phase waits for.
-    fn op(&self) -> Op {
+    fn op(&self) -> OpNumber {
         self.core.phase().op().unwrap()
     }
 
@@ -153,7 +153,7 @@ fn is_stale(resumed: &Result<(), Error>) -> bool {
 #[test]
 fn retry_after_time_limit_in_handle_event_keeps_the_prompt() {
     let mut bench = Bench::new();
-    bench.feed(Core::notify).unwrap();
+    bench.feed(AgentCore::notify).unwrap();
     bench.prompt("hi");
     bench.time_over();
     bench.retry();
@@ -179,7 +179,7 @@ fn resume_late_for_a_call_of_an_earlier_turn_is_stale() {
     bench.answer([starts_tool_use(0, "call_0")]);
     bench.end(StopReason::ToolUse);
     bench.pause();
-    bench.feed(Core::cancel).unwrap();
+    bench.feed(AgentCore::cancel).unwrap();
 
     bench.prompt("again");
     bench.answer([starts_tool_use(0, "call_0")]);
@@ -340,7 +340,7 @@ fn snapshot_apply_removes_a_staged_prompt_used_between_two_turns() {
     bench.prompt("hi");
     bench.answer(text("hello"));
     bench.end(StopReason::Stop);
-    bench.feed(Core::notify).unwrap();
+    bench.feed(AgentCore::notify).unwrap();
     bench.conclude(TurnDecision::continue_with("more"));
     bench.prompt("staged");
     let mut snapshot = bench.snapshot();
@@ -396,18 +396,19 @@ fn decision_of_a_turn_that_is_left_stays_as_it_was_made() {
         let input = json!({ "eur": 20 });
         let decision =
             if is_rejected { Decision::reject("no") } else { Decision::ExecuteWith(input.clone()) };
-        let resume = Resume { decisions: vec![("a".into(), decision)], turn: None, by: Some("ann".into()) };
+        let resume =
+            ResumeDecisions { decisions: vec![("a".into(), decision)], turn: None, by: Some("ann".into()) };
         bench.feed(|core, cx| core.resume(resume, cx)).unwrap();
         let made = bench.events.iter().rev().find_map(|event| match event {
             Event::Decided(decided) => Some(decided.clone()),
             _ => None,
         });
-        let effect = Effect::RunTools(bench.op(), Vec::new());
+        let effect = AgentEffect::RunTools(bench.op(), Vec::new());
         bench.feed(|core, cx| core.leave(Some(&effect), cx));
         let tools = bench.core.withdrawn().unwrap();
         assert_eq!(tools.early, [*made.unwrap()]);
         let answers = tools.into_answers();
-        let ToolAnswer::Decided(given, Some(own)) = &answers[0] else { panic!("{answers:?}") };
+        let DecisionOrPause::Decided(given, Some(own)) = &answers[0] else { panic!("{answers:?}") };
         assert_eq!(DecisionKind::from(given), own.decision.kind);
         assert_eq!((own.by_person, own.stands), (true, false));
     }
@@ -422,7 +423,7 @@ fn interrupt_of_a_concluded_step_states_a_changed_input_once() {
     bench.end(StopReason::ToolUse);
     bench.decide(ToolDecision::Reject("no".to_owned()));
     bench.decide(ToolDecision::Execute);
-    let Phase::InTurn { stage: Stage::Concluding { end }, .. } = &mut bench.core.phase else {
+    let AgentPhase::InTurn { stage: AgentTurnStage::Concluding { end }, .. } = &mut bench.core.phase else {
         panic!("{:?}", bench.core.phase)
     };
     let result = &mut end.decided[0];

@@ -7,14 +7,14 @@ use serde_json::json;
 use super::{Check, ends::some_usage, model::Input, outputs::FITS, world::World};
 use crate::actor::random::Rng;
 use crate::{
-    agent::{Failure, core::Core, phase::Op},
+    agent::{Failure, core::AgentCore, phase::OpNumber},
     message::{Attachment, ProviderItem, ToolUse},
     provider::{BlockStart, Delta, MessageDelta, Part, ProviderError, ProviderErrorKind, StopReason},
 };
 
 /// A request in flight and the response streamed so far.
 pub(super) struct Stream {
-    pub(super) op: Op,
+    pub(super) op: OpNumber,
     blocks: Vec<Kind>,
     /// Whether the stop reason was sent.
     stopped: bool,
@@ -43,7 +43,7 @@ const IDS: [&str; 7] = ["a", "b", "c", "", "a_1", "a_1_0", "a?1"];
 const NAMES: [&str; 7] = ["search", "search", "search", "write", "unknown", "ask_user", "pick"];
 
 impl Stream {
-    pub(super) fn new(op: Op) -> Self {
+    pub(super) fn new(op: OpNumber) -> Self {
         Self { op, blocks: Vec::new(), stopped: false }
     }
 
@@ -186,7 +186,7 @@ impl World {
                     return Ok(());
                 }
                 self.note(|| "the question is withdrawn".to_owned());
-                self.input(Core::question_withdrawn)
+                self.input(AgentCore::question_withdrawn)
             }
             Next::Fail(failure) => {
                 self.note(|| format!("{failure:?}"));
@@ -204,7 +204,7 @@ impl World {
         }
     }
 
-    fn ask(&mut self, op: Op) -> Check {
+    fn ask(&mut self, op: OpNumber) -> Check {
         let tool_use = ToolUse::new(self.rng.pick(&IDS), "served", json!({}));
         self.note(|| format!("the provider asks for {tool_use:?}"));
         if self.core.can_be_asked() {

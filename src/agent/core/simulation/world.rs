@@ -18,9 +18,9 @@ use super::{
 use crate::actor::random::Rng;
 use crate::{
     agent::{
-        CompactionPolicy, Compactor, Config, Durable, Event,
-        core::{Call, Context, Core, Effect},
-        phase::{Op, Phase, SlotCall, Stage},
+        CompactionPolicy, Config, Durable, Event, ResolvedCompaction,
+        core::{AgentCore, AgentEffect, CallbackCall, CoreContext},
+        phase::{AgentPhase, AgentTurnStage, OpNumber, ToolDispatch},
     },
     message::{Timestamp, ToolUse, ToolUseId, TurnId},
     provider::{self, DeltaStream, ModelInfo, Options, Provider, ProviderError, Request, RequestContext},
@@ -33,12 +33,12 @@ pub(super) struct World {
     pub(super) rng: Rng,
     /// The reason why no prompt may be accepted now.
     pub(super) hold: Option<&'static str>,
-    pub(super) core: Core,
+    pub(super) core: AgentCore,
     pub(super) config: Config,
     pub(super) tools: ToolSet,
     clock: u64,
     /// The running callback.
-    pub(super) call: Option<(Op, Call)>,
+    pub(super) call: Option<(OpNumber, CallbackCall)>,
     /// Whether the requested call of `handle_event` has begun.
     pub(super) begun: bool,
     pub(super) stream: Option<Stream>,
@@ -47,14 +47,14 @@ pub(super) struct World {
     /// The decision about the question that has not reached the provider yet.
     pub(super) answer: Option<Decision>,
     /// The tools that are still running.
-    pub(super) tasks: Option<(Op, Vec<SlotCall>)>,
+    pub(super) tasks: Option<(OpNumber, Vec<ToolDispatch>)>,
     /// The questions of the running tools.
     pub(super) questions: Questions,
-    pub(super) delay: Option<Op>,
+    pub(super) delay: Option<OpNumber>,
     /// The level at which turns are recorded.
     records: Durable,
     /// The effect that waits until the last record is stored.
-    pub(super) held: Option<Effect>,
+    pub(super) held: Option<AgentEffect>,
     /// The tool uses whose pauses have time limits.
     pub(super) expiries: Vec<ToolUseId>,
     /// The delay that `handle_error` returned.
@@ -149,7 +149,7 @@ thread_local! {
 }
 
 /// Returns a policy with which conversations of a few messages are compacted.
-fn random_compactor(rng: &mut Rng) -> Compactor {
+fn random_compactor(rng: &mut Rng) -> ResolvedCompaction {
     let mut policy = CompactionPolicy::default()
         .with_threshold(rng.pick(&[0.1, 0.3, 0.9]))
         .with_kept_turns(rng.pick(&[0, 1, 2]));
@@ -160,7 +160,7 @@ fn random_compactor(rng: &mut Rng) -> Compactor {
         policy = policy.with_kept_prompts();
     }
     let own = rng.percent(30).then(|| model(rng.pick(&["small", "new"])));
-    Compactor { policy, model: own, acts_at_end: rng.percent(90) }
+    ResolvedCompaction { policy, model: own, acts_at_end: rng.percent(90) }
 }
 
 impl World {
@@ -187,7 +187,7 @@ impl World {
             config.model = config.model.with_info(info);
         }
         let backups = Backups::random(&mut config, &mut rng);
-        let core = Core::new(super::commands::random_history(&mut rng));
+        let core = AgentCore::new(super::commands::random_history(&mut rng));
         let mut world = Self {
             model: Model::new(core.history(), &config).with_backups(backups),
             kept: Kept::new(super::compare::snapshot(&core, &config)),
@@ -276,14 +276,14 @@ impl World {
     /// Passes an input to the core. [`World::perform_all`] performs the effects.
     pub(super) fn feed<T>(
         &mut self,
-        input: impl FnOnce(&mut Core, &mut Context<'_>) -> T,
-    ) -> (T, Vec<Effect>) {
+        input: impl FnOnce(&mut AgentCore, &mut CoreContext<'_>) -> T,
+    ) -> (T, Vec<AgentEffect>) {
         self.clock += 1;
         let turn_id = u128::from(self.rng.next()) << 64 | u128::from(self.rng.next());
         let (now, turn_id) = (Timestamp(self.clock), move || TurnId::new(turn_id));
         let reason = self.hold;
         let hold = move || reason.map(str::to_owned);
-        let mut cx = Context {
+        let mut cx = CoreContext {
             now: &move || now,
             config: &self.config,
             tools: &self.tools,
@@ -306,13 +306,13 @@ impl World {
     }
 
     /// Calls [`World::feed`] and [`World::perform_all`].
-    pub(super) fn input(&mut self, input: impl FnOnce(&mut Core, &mut Context<'_>)) -> Check {
+    pub(super) fn input(&mut self, input: impl FnOnce(&mut AgentCore, &mut CoreContext<'_>)) -> Check {
         let ((), effects) = self.feed(input);
         self.perform_all(effects)
     }
 
     /// Performs effects as the shell does, and then checks everything.
-    pub(super) fn perform_all(&mut self, effects: Vec<Effect>) -> Check {
+    pub(super) fn perform_all(&mut self, effects: Vec<AgentEffect>) -> Check {
         self.watches = false;
         for effect in effects {
             self.note(|| format!("      {effect:?}"));
@@ -330,22 +330,22 @@ impl World {
         self.follow(false)
     }
 
-    pub(super) fn perform(&mut self, effect: Effect) -> Check {
+    pub(super) fn perform(&mut self, effect: AgentEffect) -> Check {
         match effect {
-            Effect::Emit(event) => self.emitted(&event)?,
-            Effect::Call(op, call) => {
+            AgentEffect::Emit(event) => self.emitted(&event)?,
+            AgentEffect::Call(op, call) => {
                 ensure!(self.call.is_none(), "{call:?} overlaps {:?}", self.call);
                 self.check_call(&call)?;
                 self.call = Some((op, call));
                 self.begun = false;
             }
-            Effect::Expire(id, after) => {
+            AgentEffect::Expire(id, after) => {
                 ensure!(after == Duration::from_mins(1), "{id} expires after {after:?}");
                 // An early decision may end the pause in the same input.
                 ensure!(self.model.status == crate::agent::Status::Paused, "{id} expires without a pause");
                 self.expiries.push(id);
             }
-            Effect::Abort => {
+            AgentEffect::Abort => {
                 self.expiries.clear();
                 self.model.pauses.early.clear();
                 self.questions.clear();
@@ -353,53 +353,53 @@ impl World {
                 (self.call, self.stream, self.question, self.tasks, self.delay) =
                     (None, None, None, None, None);
             }
-            Effect::DropCall => self.call = None,
-            Effect::Open(op) => {
+            AgentEffect::DropCall => self.call = None,
+            AgentEffect::Open(op) => {
                 ensure!(self.stream.is_none(), "two streams at once");
                 self.model.opened()?;
                 let ((), effects) = self.feed(|core, cx| core.admitted(op, cx));
                 effects.into_iter().try_for_each(|effect| self.perform(effect))?;
             }
-            Effect::Summarise(op) => {
+            AgentEffect::Summarise(op) => {
                 ensure!(self.stream.is_none(), "two streams at once");
                 self.model.summarises()?;
                 let ((), effects) = self.feed(|core, cx| core.admitted(op, cx));
                 effects.into_iter().try_for_each(|effect| self.perform(effect))?;
             }
-            Effect::Connect(op) => self.connect(op)?,
-            Effect::Record | Effect::RecordSoon => {
+            AgentEffect::Connect(op) => self.connect(op)?,
+            AgentEffect::Record | AgentEffect::RecordSoon => {
                 ensure!(self.records > Durable::Turns, "a record without a wish for it");
             }
-            Effect::Held(effect) => {
+            AgentEffect::Held(effect) => {
                 ensure!(self.held.is_none(), "{effect:?} overlaps {:?}", self.held);
                 match *effect {
                     // These two effects are never held here: the comparison with the core's state can't see them while
                     // they wait.
-                    hidden @ (Effect::Resolve(_) | Effect::Answer(_)) => self.perform(hidden)?,
+                    hidden @ (AgentEffect::Resolve(_) | AgentEffect::Answer(_)) => self.perform(hidden)?,
                     effect if self.rng.percent(50) => self.perform(effect)?,
                     effect => self.held = Some(effect),
                 }
             }
-            Effect::Return(op) => {
+            AgentEffect::Return(op) => {
                 let early = std::mem::take(&mut self.model.pauses.early);
                 self.model.pauses.decided.extend(early);
                 let ((), effects) = self.feed(|core, cx| core.paused(op, cx));
                 effects.into_iter().try_for_each(|effect| self.perform(effect))?;
             }
-            Effect::WatchOn { .. } => return Err("a recovery without a restart".to_owned()),
-            Effect::Answer(decision) => {
+            AgentEffect::WatchOn { .. } => return Err("a recovery without a restart".to_owned()),
+            AgentEffect::Answer(decision) => {
                 ensure!(self.question.take().is_some(), "the answer {decision:?} has no question");
                 let given = self.answer.take();
                 ensure!(given.as_ref() == Some(&decision), "the answer is {decision:?}, not {given:?}");
             }
-            Effect::AnswerTool(id, answer) => self.questions.answered(&id, &answer)?,
-            Effect::EndTool(slot) => self.tool_ends(slot)?,
-            Effect::RunTools(op, calls) => {
+            AgentEffect::AnswerTool(id, answer) => self.questions.answered(&id, &answer)?,
+            AgentEffect::EndTool(slot) => self.tool_ends(slot)?,
+            AgentEffect::RunTools(op, calls) => {
                 ensure!(self.tasks.is_none(), "the tools of two steps run at once");
                 self.desk.run(&calls, &self.tools)?;
                 self.tasks = Some((op, calls));
             }
-            Effect::Delay(op, delay) => {
+            AgentEffect::Delay(op, delay) => {
                 ensure!(self.delay.is_none(), "a second delay");
                 ensure!(
                     self.retry_after == Some(delay),
@@ -408,11 +408,11 @@ impl World {
                 );
                 self.delay = Some(op);
             }
-            Effect::Watch(limit) => {
+            AgentEffect::Watch(limit) => {
                 self.watch = limit.map(|limit| (limit, false));
                 self.watches = true;
             }
-            Effect::FreezeWatch(freeze) => {
+            AgentEffect::FreezeWatch(freeze) => {
                 if !freeze {
                     self.expiries.clear();
                 }
@@ -420,7 +420,7 @@ impl World {
                     *frozen = freeze;
                 }
             }
-            Effect::Resolve(answer) => {
+            AgentEffect::Resolve(answer) => {
                 let over = !self.model.is_running() || !self.model.queue.staged.is_empty();
                 self.asks.resolve(answer, over, self.model.input == super::model::Input::Interrupt)?;
             }
@@ -445,10 +445,10 @@ impl World {
     }
 
     /// Checks that a callback is called at the right moment, with the right arguments.
-    fn check_call(&mut self, call: &Call) -> Check {
+    fn check_call(&mut self, call: &CallbackCall) -> Check {
         ensure!(self.model.owed.is_none(), "{call:?} before the previous history is restored");
         match call {
-            Call::PrepareStep => {
+            CallbackCall::PrepareStep => {
                 let turn = self.core.phase().turn().ok_or("a step without a turn")?;
                 let (used, expected) = (turn.model_in(&self.config), self.model.model_in_use());
                 ensure!(Some(used) == expected, "a request to {used}, not {expected:?}");
@@ -456,28 +456,28 @@ impl World {
                 history.check_sendable().map_err(|error| format!("the request's history: {error}"))?;
                 self.model.prepares(&history)
             }
-            Call::HandleToolUse(tool_use) if self.stream.is_some() => {
+            CallbackCall::HandleToolUse(tool_use) if self.stream.is_some() => {
                 let asked = self.question.as_ref().ok_or("a decision without a question")?;
                 ensure!(asked.name == tool_use.name, "the question is about {asked:?}, not {tool_use:?}");
                 Ok(())
             }
-            Call::HandleToolUse(tool_use) => {
+            CallbackCall::HandleToolUse(tool_use) => {
                 ensure!(!self.model.turn()?.is_unrun(), "a tool use of a response that was cut is processed");
                 self.desk.asks(tool_use)
             }
-            Call::HandleToolResult(result) => self.desk.reviews(result),
-            Call::HandleTurn(response) => {
+            CallbackCall::HandleToolResult(result) => self.desk.reviews(result),
+            CallbackCall::HandleTurn(response) => {
                 self.desk.concludes(response, &self.tools)?;
                 self.model.concludes(response)
             }
-            Call::HandleError(failure) => {
+            CallbackCall::HandleError(failure) => {
                 let next = self.model.next_backup(failure);
                 ensure!(next.is_none(), "handle_error is called although a backup model is left: {next:?}");
                 self.model.fails(failure);
                 Ok(())
             }
-            Call::HandleRecovery(_) => Err("a recovery without a restart".to_owned()),
-            Call::HandleEvent => {
+            CallbackCall::HandleRecovery(_) => Err("a recovery without a restart".to_owned()),
+            CallbackCall::HandleEvent => {
                 ensure!(self.notices > 0, "handle_event without an event");
                 ensure!(!self.model.has_turn(), "handle_event within a turn");
                 Ok(())
@@ -489,33 +489,37 @@ impl World {
     fn check_hands(&self) -> Check {
         let phase = self.core.phase();
         let held_call = match &self.held {
-            Some(Effect::Call(op, call)) => Some((*op, call)),
+            Some(AgentEffect::Call(op, call)) => Some((*op, call)),
             _ => None,
         };
         let call = self.call.as_ref().map(|(op, call)| (*op, call)).or(held_call);
-        let calling = |op: Op| call.is_some_and(|(called, _)| called == op);
+        let calling = |op: OpNumber| call.is_some_and(|(called, _)| called == op);
         let name = call.map(|(_, call)| call.name());
-        let holds =
-            |wanted: fn(&Effect) -> Option<Op>, op: Op| self.held.as_ref().and_then(wanted) == Some(op);
-        let connect = |effect: &Effect| if let Effect::Connect(op) = effect { Some(*op) } else { None };
-        let tools = |effect: &Effect| if let Effect::RunTools(op, _) = effect { Some(*op) } else { None };
-        let report = |effect: &Effect| if let Effect::Return(op) = effect { Some(*op) } else { None };
-        let runs = |op: Op, callback: &str| calling(op) && name == Some(callback);
+        let holds = |wanted: fn(&AgentEffect) -> Option<OpNumber>, op: OpNumber| {
+            self.held.as_ref().and_then(wanted) == Some(op)
+        };
+        let connect =
+            |effect: &AgentEffect| if let AgentEffect::Connect(op) = effect { Some(*op) } else { None };
+        let tools =
+            |effect: &AgentEffect| if let AgentEffect::RunTools(op, _) = effect { Some(*op) } else { None };
+        let report =
+            |effect: &AgentEffect| if let AgentEffect::Return(op) = effect { Some(*op) } else { None };
+        let runs = |op: OpNumber, callback: &str| calling(op) && name == Some(callback);
         let (matches, streams, executes, waits) = match phase {
-            Phase::Idle => (name.is_none(), false, false, false),
-            Phase::Noticing { op, begun, .. }
-            | Phase::InTurn { op, stage: Stage::Noticing { begun }, .. } => {
+            AgentPhase::Idle => (name.is_none(), false, false, false),
+            AgentPhase::Noticing { op, begun, .. }
+            | AgentPhase::InTurn { op, stage: AgentTurnStage::Noticing { begun }, .. } => {
                 (runs(*op, "handle_event") && self.begun == *begun, false, false, false)
             }
-            Phase::InTurn { op, stage, .. } => match stage {
-                Stage::Noticing { .. } => unreachable!("matched above"),
-                Stage::Paused { .. } => (name.is_none(), false, false, false),
-                Stage::Preparing => (runs(*op, "prepare_step"), false, false, false),
-                Stage::Compacting { .. } => {
+            AgentPhase::InTurn { op, stage, .. } => match stage {
+                AgentTurnStage::Noticing { .. } => unreachable!("matched above"),
+                AgentTurnStage::Paused { .. } => (name.is_none(), false, false, false),
+                AgentTurnStage::Preparing => (runs(*op, "prepare_step"), false, false, false),
+                AgentTurnStage::Compacting { .. } => {
                     let streams = self.stream.as_ref().is_some_and(|stream| stream.op == *op);
                     (self.call.is_none() && streams, true, false, false)
                 }
-                Stage::Streaming { question, .. } => {
+                AgentTurnStage::Streaming { question, .. } => {
                     let asked = match question {
                         None => self.call.is_none() && self.question.is_none(),
                         Some(question) if question.paused.is_some() => {
@@ -527,21 +531,21 @@ impl World {
                     let streams = self.stream.as_ref().is_some_and(|stream| stream.op == *op);
                     (asked && streams != connects, !connects, false, false)
                 }
-                Stage::Deciding { tools } if tools.next().is_none() => {
+                AgentTurnStage::Deciding { tools } if tools.next().is_none() => {
                     (name.is_none() && holds(report, *op), false, false, false)
                 }
-                Stage::Deciding { .. } => (runs(*op, "handle_tool_use"), false, false, false),
-                Stage::Executing { .. } => {
+                AgentTurnStage::Deciding { .. } => (runs(*op, "handle_tool_use"), false, false, false),
+                AgentTurnStage::Executing { .. } => {
                     let running =
                         self.tasks.as_ref().is_some_and(|(run, calls)| run == op && !calls.is_empty());
                     let starts = holds(tools, *op);
                     (self.call.is_none() && running != starts, false, !starts, false)
                 }
-                Stage::Reviewing { .. } => (runs(*op, "handle_tool_result"), false, false, false),
-                Stage::Concluding { .. } => (runs(*op, "handle_turn"), false, false, false),
-                Stage::Failing { .. } => (runs(*op, "handle_error"), false, false, false),
-                Stage::Recovering(_) => return Err("a recovery without a restart".to_owned()),
-                Stage::Delaying { .. } => {
+                AgentTurnStage::Reviewing { .. } => (runs(*op, "handle_tool_result"), false, false, false),
+                AgentTurnStage::Concluding { .. } => (runs(*op, "handle_turn"), false, false, false),
+                AgentTurnStage::Failing { .. } => (runs(*op, "handle_error"), false, false, false),
+                AgentTurnStage::Recovering(_) => return Err("a recovery without a restart".to_owned()),
+                AgentTurnStage::Delaying { .. } => {
                     (self.call.is_none() && self.delay == Some(*op), false, false, true)
                 }
             },

@@ -23,10 +23,10 @@ use super::{
     shared::AcpShared,
 };
 use crate::{
-    acp::{self, LONGEST, Lines, MOST_NOISE, Peer},
+    acp::{self, AcpOutgoingLines, AcpPeer, LONGEST, MOST_NOISE},
     process::{
         Process,
-        lines::{LastWords, lines, shown},
+        lines::{StderrTail, lines, shown},
     },
     provider::backend::{BackendError, SessionId},
 };
@@ -45,7 +45,7 @@ const LONGEST_QUOTE: usize = 2000;
 /// A connection to a running program. Dropping this kills the program.
 pub(super) struct AcpConnection {
     pub(super) shared: Arc<AcpShared>,
-    pub(super) peer: Arc<Peer>,
+    pub(super) peer: Arc<AcpPeer>,
     program: AcpProgram,
     closing: CancellationToken,
     /// The task that supervises the program.
@@ -67,7 +67,7 @@ impl Drop for AcpProgram {
 }
 
 /// The reason why a request has no result.
-pub(super) enum AcpUnanswered {
+pub(super) enum AcpRequestFailure {
     /// The agent refused the request.
     Refused(Error),
     /// The request got no response, for this reason.
@@ -92,7 +92,7 @@ impl AcpConnection {
             ChildStdout::from_std(pipes.stdout).map_err(cannot)?,
             ChildStderr::from_std(pipes.stderr).map_err(cannot)?,
         );
-        let (process, shared, (peer, outgoing)) = (Arc::new(process), AcpShared::new(), Peer::new());
+        let (process, shared, (peer, outgoing)) = (Arc::new(process), AcpShared::new(), AcpPeer::new());
         let held = |reason| AcpProgram { process: Arc::clone(&process), shared: Arc::clone(&shared), reason };
         let closing = CancellationToken::new();
         let mut task = JoinSet::new();
@@ -109,7 +109,7 @@ impl AcpConnection {
         call: &'static str,
         request: impl Serialize,
         limit: Duration,
-    ) -> Result<A, AcpUnanswered> {
+    ) -> Result<A, AcpRequestFailure> {
         let over = |error| match error {
             // The session is still being opened, so either the program is not an agent, or its arguments or settings
             // are wrong.
@@ -121,15 +121,15 @@ impl AcpConnection {
             biased;
             answer = self.peer.ask(call, request, &never) => match answer {
                 Ok(Some(Ok(answer))) => acp::read(answer)
-                    .map_err(|error| AcpUnanswered::Refused(Error::parse_error().data(error.to_string()))),
-                Ok(Some(Err(error))) => Err(AcpUnanswered::Refused(error)),
-                Ok(None) | Err(_) => Err(AcpUnanswered::Over(over(self.shared.ended().await))),
+                    .map_err(|error| AcpRequestFailure::Refused(Error::parse_error().data(error.to_string()))),
+                Ok(Some(Err(error))) => Err(AcpRequestFailure::Refused(error)),
+                Ok(None) | Err(_) => Err(AcpRequestFailure::Over(over(self.shared.ended().await))),
             },
-            error = self.shared.ended() => Err(AcpUnanswered::Over(over(error))),
+            error = self.shared.ended() => Err(AcpRequestFailure::Over(over(error))),
             line = self.shared.lasting_noise(NOISE_GRACE) => {
-                Err(AcpUnanswered::Over(BackendError::Misconfigured(noise(&line))))
+                Err(AcpRequestFailure::Over(BackendError::Misconfigured(noise(&line))))
             }
-            () = sleep(limit) => Err(AcpUnanswered::Over(BackendError::Timeout { call, limit })),
+            () = sleep(limit) => Err(AcpRequestFailure::Over(BackendError::Timeout { call, limit })),
         }
     }
 
@@ -156,13 +156,13 @@ async fn supervise(
     name: String,
     program: String,
     supervised: AcpProgram,
-    peer: Arc<Peer>,
-    outgoing: Lines,
+    peer: Arc<AcpPeer>,
+    outgoing: AcpOutgoingLines,
     closing: CancellationToken,
     (stdin, stdout, stderr): (ChildStdin, ChildStdout, ChildStderr),
 ) {
     let AcpProgram { process, shared, .. } = &supervised;
-    let words = LastWords::default();
+    let words = StderrTail::default();
     let mut stderr = pin!(words.follow(stderr, &name).fuse());
     let mut reader = pin!(read(stdout, &peer, shared).fuse());
     // The reason why the connection ends, and whether the program violated the protocol.
@@ -230,7 +230,7 @@ async fn supervise(
 }
 
 /// Reads and processes messages until the output ends. Fails if the output is not that of an agent.
-async fn read(stdout: impl AsyncRead + Unpin, peer: &Arc<Peer>, shared: &AcpShared) -> Result<(), String> {
+async fn read(stdout: impl AsyncRead + Unpin, peer: &Arc<AcpPeer>, shared: &AcpShared) -> Result<(), String> {
     let mut lines = lines(stdout, LONGEST);
     let mut skipped = 0;
     loop {
@@ -371,7 +371,7 @@ mod tests {
         let shared = AcpShared::new();
         shared.is_session("s");
         let state = Arc::clone(&shared);
-        tokio::spawn(async move { read(ours, &Peer::new().0, &state).await });
+        tokio::spawn(async move { read(ours, &AcpPeer::new().0, &state).await });
         (program, shared)
     }
 

@@ -7,7 +7,7 @@ use memchr::memmem;
 use serde_json::{Map, Value};
 
 use crate::{
-    acp::{Incoming, Peer},
+    acp::{AcpMessage, AcpPeer},
     provider::halves,
 };
 
@@ -15,7 +15,7 @@ use crate::{
 #[derive(Debug, PartialEq)]
 pub(super) enum AcpLine {
     /// The protocol's messages in the line, in order.
-    Messages(Vec<Incoming>),
+    Messages(Vec<AcpMessage>),
     /// Not a message.
     Noise,
     /// A fragment of a message: its beginning or its end. The message may have been a response.
@@ -23,7 +23,7 @@ pub(super) enum AcpLine {
 }
 
 /// Interprets a line.
-pub(super) fn classify(line: &[u8], peer: &Peer) -> AcpLine {
+pub(super) fn classify(line: &[u8], peer: &AcpPeer) -> AcpLine {
     if !begins_like_a_message(line) {
         // The program may have written a message after other output on the same line. A log line that quotes a message
         // looks the same. Therefore, only a response is accepted here: processing a response twice does no harm.
@@ -62,7 +62,7 @@ fn begins_like_a_message(line: &[u8]) -> bool {
     first.starts_with(b"{")
 }
 
-fn classify_values(values: impl IntoIterator<Item = Value>, peer: &Peer) -> AcpLine {
+fn classify_values(values: impl IntoIterator<Item = Value>, peer: &AcpPeer) -> AcpLine {
     let (mut messages, mut is_protocol) = (Vec::new(), false);
     let objects = values.into_iter().flat_map(|value| match value {
         // The line is a batch of messages, which JSON-RPC defines, although the protocol does not.
@@ -84,7 +84,7 @@ fn classify_values(values: impl IntoIterator<Item = Value>, peer: &Peer) -> AcpL
     if is_protocol || !messages.is_empty() { AcpLine::Messages(messages) } else { AcpLine::Noise }
 }
 
-fn message(mut object: Map<String, Value>, says_so: bool, peer: &Peer) -> Option<Incoming> {
+fn message(mut object: Map<String, Value>, says_so: bool, peer: &AcpPeer) -> Option<AcpMessage> {
     match object.get("method") {
         // Without the member `jsonrpc`, an object with a `method` may be a log record, so only known methods are
         // accepted.
@@ -99,13 +99,13 @@ fn message(mut object: Map<String, Value>, says_so: bool, peer: &Peer) -> Option
             }
         }
     }
-    match Incoming::new(object) {
-        Incoming::Invalid { .. } => None,
-        Incoming::Request { id, .. } if id.is_f64() => None,
+    match AcpMessage::new(object) {
+        AcpMessage::Invalid { .. } => None,
+        AcpMessage::Request { id, .. } if id.is_f64() => None,
         // An error without an id is a log record, or is about a message that needs no response, unless the program
         // could not parse a request.
-        Incoming::Response { id, answer } => {
-            peer.asked(&id, &answer).map(|_| Incoming::Response { id, answer })
+        AcpMessage::Response { id, answer } => {
+            peer.asked(&id, &answer).map(|_| AcpMessage::Response { id, answer })
         }
         message => Some(message),
     }
@@ -119,14 +119,14 @@ mod tests {
 
     /// Returns the messages in a line. One request waits, whose id is written as `ID` in the line.
     fn taken(line: &str) -> (AcpLine, Value) {
-        let (peer, mut lines) = Peer::new();
+        let (peer, mut lines) = AcpPeer::new();
         peer.call("m", json!({}), |_| {}).unwrap();
         let request: Value = serde_json::from_str(&lines.try_recv().unwrap().0).unwrap();
         let id = request["id"].clone();
         (classify(line.replace("ID", &id.to_string()).as_bytes(), &peer), id)
     }
 
-    fn messages(line: &str) -> Vec<Incoming> {
+    fn messages(line: &str) -> Vec<AcpMessage> {
         match taken(line).0 {
             AcpLine::Messages(messages) => messages,
             other => panic!("{line}: {other:?}"),
@@ -143,7 +143,7 @@ mod tests {
             r#"[info] sent {"jsonrpc":"2.0","id":ID,"result":7}"#,
         ] {
             let (AcpLine::Messages(messages), number) = taken(line) else { panic!("{line}") };
-            let [Incoming::Response { id, answer: Ok(result) }] = &messages[..] else {
+            let [AcpMessage::Response { id, answer: Ok(result) }] = &messages[..] else {
                 panic!("{messages:?}")
             };
             let id = id.as_str().map_or_else(|| id.to_string(), str::to_owned);
@@ -151,7 +151,7 @@ mod tests {
             assert_eq!(*result, 7, "{line}");
         }
         let answer = |line| match messages(line).swap_remove(0) {
-            Incoming::Response { answer, .. } => answer,
+            AcpMessage::Response { answer, .. } => answer,
             other => panic!("{other:?}"),
         };
         assert_eq!(answer(r#"{"jsonrpc":"2.0","id":ID}"#), Ok(Value::Null));
@@ -170,7 +170,7 @@ mod tests {
 
     #[test]
     fn requests_keep_their_ids() {
-        let request = |id, params| Incoming::Request { id, method: "_m".to_owned(), params };
+        let request = |id, params| AcpMessage::Request { id, method: "_m".to_owned(), params };
         let line = r#"{"jsonrpc":"2.0","id":"x","method":"_m","params":{"a":1}}"#;
         assert_eq!(messages(line), [request(json!("x"), json!({ "a": 1 }))]);
         let line = r#"{"jsonrpc":"2.0","id":0,"method":"_m","params":"odd"}"#;
@@ -180,7 +180,7 @@ mod tests {
         {
             assert_eq!(messages(line), []);
         }
-        let update = Incoming::Notification { method: "session/update".to_owned(), params: Value::Null };
+        let update = AcpMessage::Notification { method: "session/update".to_owned(), params: Value::Null };
         assert_eq!(messages(r#"{"method":"session/update","params":null}"#), [update]);
     }
 

@@ -25,7 +25,7 @@ use tokio::time::{Instant, timeout};
 
 use super::{
     AcpBackend,
-    connection::{AcpConnection, AcpUnanswered, not_resumed, refused},
+    connection::{AcpConnection, AcpRequestFailure, not_resumed, refused},
     content,
 };
 use crate::{
@@ -114,13 +114,13 @@ impl AcpSessionStart<'_> {
         &self,
         call: &'static str,
         request: impl Serialize,
-    ) -> Result<A, AcpUnanswered> {
+    ) -> Result<A, AcpRequestFailure> {
         let left = self.until.saturating_duration_since(Instant::now());
         let answer = self.connection.ask(call, request, left).await;
         answer.map_err(|unanswered| match unanswered {
             // The error names the limit for the whole start instead of the time that was left.
-            AcpUnanswered::Over(BackendError::Timeout { call, .. }) => {
-                AcpUnanswered::Over(BackendError::Timeout { call, limit: self.backend.start_limit })
+            AcpRequestFailure::Over(BackendError::Timeout { call, .. }) => {
+                AcpRequestFailure::Over(BackendError::Timeout { call, limit: self.backend.start_limit })
             }
             other => other,
         })
@@ -132,8 +132,8 @@ impl AcpSessionStart<'_> {
         request: impl Serialize,
     ) -> Result<A, BackendError> {
         self.answer(call, request).await.map_err(|unanswered| match unanswered {
-            AcpUnanswered::Refused(error) => refused(call, &error, &self.sign_in),
-            AcpUnanswered::Over(error) => error,
+            AcpRequestFailure::Refused(error) => refused(call, &error, &self.sign_in),
+            AcpRequestFailure::Over(error) => error,
         })
     }
 
@@ -169,15 +169,15 @@ impl AcpSessionStart<'_> {
     ) -> Result<Option<Vec<SessionConfigOption>>, BackendError> {
         let wire = id.as_str().to_owned();
         let refused = |call, unanswered| match unanswered {
-            AcpUnanswered::Refused(error) => not_resumed(call, &error, id, &self.sign_in),
-            AcpUnanswered::Over(error) => error,
+            AcpRequestFailure::Refused(error) => not_resumed(call, &error, id, &self.sign_in),
+            AcpRequestFailure::Over(error) => error,
         };
         if can.session_capabilities.resume.is_some() {
             let request =
                 ResumeSessionRequest::new(wire.clone(), folder.clone()).mcp_servers(servers.clone());
             match self.answer::<ResumeSessionResponse>("session/resume", request).await {
                 Ok(session) => return Ok(session.config_options),
-                Err(AcpUnanswered::Refused(error))
+                Err(AcpRequestFailure::Refused(error))
                     if can.load_session && error.code != ErrorCode::AuthRequired =>
                 {
                     let program = self.backend.program.to_string_lossy();

@@ -20,7 +20,7 @@ use super::{
     translate::{AcpTranslator, late_text, status, stop_reason, usage},
 };
 use crate::{
-    acp::{Answer, Incoming, Peer, Room},
+    acp::{AcpBudgetPermit, AcpMessage, AcpPeer, AcpRequestResult},
     process::lines::shown,
     provider::{
         StopReason,
@@ -62,7 +62,7 @@ struct AcpState {
 
 /// An event, and the room of its message. The room is released when the event has been
 /// read.
-pub(super) type AcpEvent = (BackendEvent, Option<Room>);
+pub(super) type AcpEvent = (BackendEvent, Option<AcpBudgetPermit>);
 
 struct AcpTurn {
     number: u64,
@@ -76,7 +76,7 @@ struct AcpTurn {
 
 impl AcpTurn {
     /// Emits an event. If the receiver is dropped, the event is discarded.
-    fn emit(&self, event: BackendEvent, room: Option<&Room>) {
+    fn emit(&self, event: BackendEvent, room: Option<&AcpBudgetPermit>) {
         let _ = self.events.send((event, room.cloned()));
     }
 
@@ -232,15 +232,15 @@ impl AcpShared {
     }
 
     /// Processes a message of the agent without waiting. The messages must be passed in their order.
-    pub(super) fn take(&self, message: Incoming, peer: &Arc<Peer>, room: Room) {
+    pub(super) fn take(&self, message: AcpMessage, peer: &Arc<AcpPeer>, room: AcpBudgetPermit) {
         match message {
-            Incoming::Response { id, answer } => peer.answered(&id, answer),
-            Incoming::Notification { method, params } => match &*method {
+            AcpMessage::Response { id, answer } => peer.answered(&id, answer),
+            AcpMessage::Notification { method, params } => match &*method {
                 "session/update" => self.update(params, &room),
                 "$/cancel_request" => peer.withdraw(&params),
                 _ => tracing::debug!(method, "an agent's notification is ignored"),
             },
-            Incoming::Request { id, method, params } => {
+            AcpMessage::Request { id, method, params } => {
                 let (withdrawn, peer) = (peer.begin(&id), Arc::clone(peer));
                 // Sending fails only if the connection has ended.
                 let reply = move |answer| drop(peer.answer_in(room, &id, answer));
@@ -257,11 +257,11 @@ impl AcpShared {
                     Ok(Some(decided)) => drop(tokio::spawn(async move { reply(Ok(decided.await)) })),
                 }
             }
-            Incoming::Invalid { .. } => {}
+            AcpMessage::Invalid { .. } => {}
         }
     }
 
-    fn update(&self, mut params: Value, room: &Room) {
+    fn update(&self, mut params: Value, room: &AcpBudgetPermit) {
         let mut state = self.lock();
         let session = params.get("sessionId").and_then(Value::as_str);
         if state.session.is_some() && session != state.session.as_deref() {
@@ -324,7 +324,7 @@ impl AcpShared {
     }
 
     /// Processes the response to a prompt, which ends the turn.
-    pub(super) fn answered(&self, answer: &Answer) {
+    pub(super) fn answered(&self, answer: &AcpRequestResult) {
         let mut state = self.lock();
         let Some(mut turn) = state.turn.take() else {
             return;

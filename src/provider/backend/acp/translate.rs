@@ -11,7 +11,7 @@ use crate::{
     provider::{
         StopReason,
         backend::BackendEvent,
-        halves::{self, Half},
+        halves::{self, SurrogateHalf},
     },
 };
 
@@ -23,7 +23,7 @@ pub(super) struct AcpTranslator {
     uses: u64,
     /// Set if the last text ended with the first half of a UTF-16 surrogate pair: whether that text was thinking, and
     /// the half.
-    open: Option<(bool, Half)>,
+    open: Option<(bool, SurrogateHalf)>,
 }
 
 /// The known parts of a tool call.

@@ -9,7 +9,7 @@ const fn yes(is: bool) -> &'static str {
 }
 
 fn described(id: &str) -> [String; 3] {
-    let Traits { messages: m, openai: o, gemini: g, .. } = Traits::of(id);
+    let ModelTraits { messages: m, openai: o, gemini: g, .. } = ModelTraits::of(id);
     let words = EffortWords::OPENAI.narrowed(o);
     let sampling = [None, Some("none"), Some("low")].map(|effort| yes(o.takes_sampling(effort))).join(",");
     let thinking = match &g.thinking {
@@ -71,15 +71,16 @@ fn rules_many_ids_give_the_recorded_facts() {
 #[test]
 fn rules_gpt_oss_has_levels_in_ollama() {
     for id in ["gpt-oss:20b", "gpt-oss:120b-cloud", "openai/gpt-oss-120b", "GPT-OSS"] {
-        assert!(Traits::of(id).ollama.levels, "{id}");
+        assert!(ModelTraits::of(id).ollama.levels, "{id}");
     }
-    assert!(!Traits::of("gpt-5").ollama.levels);
+    assert!(!ModelTraits::of("gpt-5").ollama.levels);
 }
 
 #[test]
 fn rules_each_rule_is_first_for_some_id() {
     let ids: Vec<&str> = EXPECTED.lines().filter(|line| !line.starts_with(' ')).collect();
-    let used: Vec<*const Traits> = ids.iter().map(|id| std::ptr::from_ref(Traits::of(id))).collect();
+    let used: Vec<*const ModelTraits> =
+        ids.iter().map(|id| std::ptr::from_ref(ModelTraits::of(id))).collect();
     for (family, rule) in
         RULES.families.iter().flat_map(|family| family.rules.iter().map(move |rule| (family, rule)))
     {
@@ -97,9 +98,9 @@ fn rules_each_rule_is_first_for_some_id() {
 fn changed_members_replace_those_of_the_rules() {
     let changes =
         serde_json::json!({"messages": {"off": "never"}, "gemini": {"thinking": {"levels": ["low"]}}});
-    let found = Traits::changed("claude-opus-4-8", changes.as_object().unwrap()).unwrap();
-    let mut expected = Traits::of("claude-opus-4-8").clone();
-    expected.messages.off = ThinkingOff::Never;
+    let found = ModelTraits::changed("claude-opus-4-8", changes.as_object().unwrap()).unwrap();
+    let mut expected = ModelTraits::of("claude-opus-4-8").clone();
+    expected.messages.off = AnthropicThinkingOff::Never;
     expected.gemini.thinking = GeminiThinking::Levels(vec![Effort::Low]);
     assert_eq!(found, expected);
 }

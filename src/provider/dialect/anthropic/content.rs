@@ -18,7 +18,7 @@ use crate::{
     },
 };
 
-type Object = Map<String, Value>;
+type AnthropicObject = Map<String, Value>;
 
 /// The image types that the service supports.
 const IMAGES: [&str; 4] = ["image/jpeg", "image/png", "image/gif", "image/webp"];
@@ -27,20 +27,20 @@ const IMAGES: [&str; 4] = ["image/jpeg", "image/png", "image/gif", "image/webp"]
 const SILENT_FAILURE: &str = "The tool failed without a message.";
 
 /// A message on the wire.
-struct MessagesTurn {
+struct AnthropicMessage {
     role: Role,
-    blocks: Vec<MessagesBlock>,
+    blocks: Vec<AnthropicBlock>,
 }
 
-struct MessagesBlock {
-    kind: BlockRole,
-    value: Object,
+struct AnthropicBlock {
+    kind: AnthropicBlockRole,
+    value: AnthropicObject,
     /// Whether the next requests contain the block too.
     lasts: bool,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum BlockRole {
+enum AnthropicBlockRole {
     /// Text, attachments and tool uses.
     Plain,
     ToolResult,
@@ -87,28 +87,28 @@ pub(super) fn messages(
     kept: KeptThinking,
 ) -> Result<Value, ProviderError> {
     let start = kept.start(&request.history);
-    let mut encoder = HistoryEncoder {
+    let mut encoder = AnthropicHistoryEncoder {
         request,
         names,
         keeps_thinking: true,
-        ids: ToolUseIds::default(),
+        ids: AnthropicToolUseIds::default(),
         void: HashSet::new(),
     };
-    let mut turns: Vec<MessagesTurn> = Vec::new();
+    let mut turns: Vec<AnthropicMessage> = Vec::new();
     for (number, message) in request.history.iter().enumerate() {
         encoder.keeps_thinking = number >= start;
         let blocks = encoder.message(number, message)?;
         match turns.last_mut() {
             _ if blocks.is_empty() => {}
             Some(last) if last.role == message.role => last.blocks.extend(blocks),
-            _ => turns.push(MessagesTurn { role: message.role, blocks }),
+            _ => turns.push(AnthropicMessage { role: message.role, blocks }),
         }
     }
     drop_unanswered(&mut turns);
     // The service rejects an assistant message that ends in thinking, so remove such thinking. A response that was cut
     // off can end in this way.
     for turn in turns.iter_mut().filter(|turn| turn.role == Role::Assistant) {
-        while turn.blocks.last().is_some_and(|block| block.kind == BlockRole::Thinking) {
+        while turn.blocks.last().is_some_and(|block| block.kind == AnthropicBlockRole::Thinking) {
             turn.blocks.pop();
         }
     }
@@ -123,17 +123,17 @@ pub(super) fn messages(
     });
     // Tool results come first in their message, because otherwise the service does not find them. The sort is stable.
     for turn in turns.iter_mut().filter(|turn| turn.role == Role::User) {
-        turn.blocks.sort_by_key(|block| block.kind != BlockRole::ToolResult);
+        turn.blocks.sort_by_key(|block| block.kind != AnthropicBlockRole::ToolResult);
     }
-    if let Some(MessagesTurn { role: Role::Assistant, blocks }) = turns.last_mut() {
+    if let Some(AnthropicMessage { role: Role::Assistant, blocks }) = turns.last_mut() {
         trim_end(blocks);
     }
     if let Some(cache) = cache {
         let own = turns.iter().flat_map(|turn| &turn.blocks).map(|block| breakpoints_of(&block.value));
         let is_full = marked + own.sum::<usize>() + 1 >= MAX_BREAKPOINTS;
         let blocks = turns.iter_mut().rev().flat_map(|turn| turn.blocks.iter_mut().rev());
-        let mut blocks =
-            blocks.filter(|block| matches!(block.kind, BlockRole::Plain | BlockRole::ToolResult));
+        let mut blocks = blocks
+            .filter(|block| matches!(block.kind, AnthropicBlockRole::Plain | AnthropicBlockRole::ToolResult));
         let last = blocks.next();
         // The next requests don't contain what a callback added to this request, so their cached beginning ends before.
         let lasts = last.as_ref().is_some_and(|last| last.lasts);
@@ -142,7 +142,7 @@ pub(super) fn messages(
             block.value.insert("cache_control".to_owned(), cache.clone());
         }
     }
-    let mut messages: Vec<Value> = turns.into_iter().map(MessagesTurn::into_value).collect();
+    let mut messages: Vec<Value> = turns.into_iter().map(AnthropicMessage::into_value).collect();
     // The service rejects a conversation whose first message is not a user message.
     if messages.first().is_some_and(|first| first["role"] == "assistant") {
         let content = json!([{"type": "text", "text": encoding::OPENING}]);
@@ -161,12 +161,12 @@ pub(super) fn breakpoints(value: &Value) -> usize {
 }
 
 /// Returns the number of cache breakpoints of a block and of its content.
-fn breakpoints_of(block: &Object) -> usize {
+fn breakpoints_of(block: &AnthropicObject) -> usize {
     let own = block.get("cache_control").is_some_and(|control| !control.is_null());
     usize::from(own) + block.get("content").map_or(0, breakpoints)
 }
 
-impl MessagesTurn {
+impl AnthropicMessage {
     fn into_value(self) -> Value {
         let role = match self.role {
             Role::User => "user",
@@ -179,8 +179,8 @@ impl MessagesTurn {
 
 /// Removes the white space at the end of an assistant message that ends the conversation and that the model continues.
 /// The service rejects such white space.
-fn trim_end(blocks: &mut [MessagesBlock]) {
-    if let Some(MessagesBlock { kind: BlockRole::Plain, value, .. }) = blocks.last_mut()
+fn trim_end(blocks: &mut [AnthropicBlock]) {
+    if let Some(AnthropicBlock { kind: AnthropicBlockRole::Plain, value, .. }) = blocks.last_mut()
         && let Some(Value::String(text)) = value.get_mut("text")
     {
         text.truncate(text.trim_end().len());
@@ -194,16 +194,16 @@ fn trim_end(blocks: &mut [MessagesBlock]) {
 /// describes the second kind: <https://platform.claude.com/docs/en/agents-and-tools/tool-use/server-tools>. A text next to
 /// the results ends the turn, and the service then rejects the use that still waits:
 /// <https://platform.claude.com/docs/en/agents-and-tools/tool-use/handle-tool-calls>.
-fn drop_unanswered(turns: &mut [MessagesTurn]) {
+fn drop_unanswered(turns: &mut [AnthropicMessage]) {
     let Some((last, mut earlier)) = turns.split_last() else {
         return;
     };
-    if last.blocks.iter().all(|block| block.kind == BlockRole::ToolResult) {
+    if last.blocks.iter().all(|block| block.kind == AnthropicBlockRole::ToolResult) {
         earlier = earlier.split_last().map_or(earlier, |(_, earlier)| earlier);
     }
-    let own_use = |block: &MessagesBlock| {
+    let own_use = |block: &AnthropicBlock| {
         let kind = block.value.get("type").and_then(Value::as_str);
-        block.kind == BlockRole::Opaque && matches!(kind, Some("server_tool_use" | "mcp_tool_use"))
+        block.kind == AnthropicBlockRole::Opaque && matches!(kind, Some("server_tool_use" | "mcp_tool_use"))
     };
     if !earlier.iter().flat_map(|turn| &turn.blocks).any(own_use) {
         return;
@@ -224,17 +224,17 @@ fn drop_unanswered(turns: &mut [MessagesTurn]) {
     }
 }
 
-struct HistoryEncoder<'a> {
+struct AnthropicHistoryEncoder<'a> {
     request: &'a Request,
     names: &'a ToolNames<'a>,
     keeps_thinking: bool,
-    ids: ToolUseIds,
+    ids: AnthropicToolUseIds,
     /// The ids of the tool uses that are not sent because another model has taken over.
     void: HashSet<ToolUseId>,
 }
 
-impl HistoryEncoder<'_> {
-    fn message(&mut self, number: usize, message: &Message) -> Result<Vec<MessagesBlock>, ProviderError> {
+impl AnthropicHistoryEncoder<'_> {
+    fn message(&mut self, number: usize, message: &Message) -> Result<Vec<AnthropicBlock>, ProviderError> {
         let native = message.is_native_to(NAME);
         let mut blocks = Vec::with_capacity(message.content.len());
         let fallback = message.content.iter().rposition(is_fallback);
@@ -247,7 +247,7 @@ impl HistoryEncoder<'_> {
         for (index, content) in message.content.iter().enumerate().skip(start) {
             let block = self.block(message, native, content)?;
             let lasts = self.request.lasting.is_none_or(|end| (number, index) < end);
-            blocks.extend(block.map(|(kind, value)| MessagesBlock { kind, value, lasts }));
+            blocks.extend(block.map(|(kind, value)| AnthropicBlock { kind, value, lasts }));
         }
         Ok(blocks)
     }
@@ -257,13 +257,13 @@ impl HistoryEncoder<'_> {
         message: &Message,
         native: bool,
         content: &Content,
-    ) -> Result<Option<(BlockRole, Object)>, ProviderError> {
+    ) -> Result<Option<(AnthropicBlockRole, AnthropicObject)>, ProviderError> {
         let block = match (content, message.role) {
             (Content::Text(text), _) => {
                 let citations = text.signature.as_deref().filter(|_| native).and_then(citations);
                 text_block(&text.text).map(|mut value| {
                     value.extend(citations.map(|citations| ("citations".to_owned(), citations)));
-                    (BlockRole::Plain, value)
+                    (AnthropicBlockRole::Plain, value)
                 })
             }
             (Content::Thinking(thinking), Role::Assistant) if native && self.keeps_thinking => {
@@ -275,25 +275,25 @@ impl HistoryEncoder<'_> {
                     }
                     (None, None) => None,
                 };
-                value.map(|value| (BlockRole::Thinking, object(value)))
+                value.map(|value| (AnthropicBlockRole::Thinking, object(value)))
             }
             (Content::Attachment(attachment), Role::Assistant) => {
                 let why = "the Messages wire format does not support files in assistant messages";
                 let text = mention(self.request, message, attachment, why)?;
-                text_block(&text).map(|value| (BlockRole::Plain, value))
+                text_block(&text).map(|value| (AnthropicBlockRole::Plain, value))
             }
             (Content::Attachment(attachment), Role::User) => {
                 let value = self.attachment(attachment)?;
-                value.map(|value| (BlockRole::Plain, value))
+                value.map(|value| (AnthropicBlockRole::Plain, value))
             }
             (Content::ToolUse(tool_use), Role::Assistant) => {
-                Some((BlockRole::Plain, self.tool_use(tool_use, native)))
+                Some((AnthropicBlockRole::Plain, self.tool_use(tool_use, native)))
             }
             (Content::ToolResult(result), Role::User) if !self.void.contains(&result.tool_use_id) => {
-                Some((BlockRole::ToolResult, self.tool_result(result)?))
+                Some((AnthropicBlockRole::ToolResult, self.tool_result(result)?))
             }
             (Content::ProviderItem(item), _) if item.format == NAME => match &item.data {
-                Value::Object(value) => Some((BlockRole::Opaque, value.clone())),
+                Value::Object(value) => Some((AnthropicBlockRole::Opaque, value.clone())),
                 _ => None,
             },
             _ => None,
@@ -301,7 +301,7 @@ impl HistoryEncoder<'_> {
         Ok(block)
     }
 
-    fn tool_use(&mut self, tool_use: &ToolUse, native: bool) -> Object {
+    fn tool_use(&mut self, tool_use: &ToolUse, native: bool) -> AnthropicObject {
         let input = encoding::input_object(tool_use);
         let id = self.ids.assign(&tool_use.id);
         self.void.remove(&tool_use.id);
@@ -314,7 +314,7 @@ impl HistoryEncoder<'_> {
         value
     }
 
-    fn tool_result(&self, result: &ToolResult) -> Result<Object, ProviderError> {
+    fn tool_result(&self, result: &ToolResult) -> Result<AnthropicObject, ProviderError> {
         let mut content = Vec::with_capacity(result.content.len());
         for block in &result.content {
             let value = match block {
@@ -339,7 +339,7 @@ impl HistoryEncoder<'_> {
 
     /// Encodes an image, a PDF or a text file in the form that the service supports. All other attachments become a
     /// [`placeholder`], or an error.
-    fn attachment(&self, attachment: &Attachment) -> Result<Option<Object>, ProviderError> {
+    fn attachment(&self, attachment: &Attachment) -> Result<Option<AnthropicObject>, ProviderError> {
         let essence = encoding::essence(attachment);
         let media_type = &*essence;
         let refused = if media_type == "image/jpg" || IMAGES.contains(&media_type) {
@@ -373,7 +373,7 @@ fn is_fallback(content: &Content) -> bool {
 }
 
 /// Encodes a text block. Returns `None` for a blank text, because the service rejects it.
-fn text_block(text: &str) -> Option<Object> {
+fn text_block(text: &str) -> Option<AnthropicObject> {
     (!text.trim().is_empty()).then(|| object(json!({"type": "text", "text": text})))
 }
 
@@ -384,7 +384,7 @@ fn source(source: &Source, media_type: &str) -> Value {
     }
 }
 
-fn document(attachment: &Attachment, source: &Value) -> Object {
+fn document(attachment: &Attachment, source: &Value) -> AnthropicObject {
     let mut value = object(json!({"type": "document", "source": source}));
     if let Some(name) = attachment.name.as_deref().filter(|name| !name.trim().is_empty()) {
         value.insert("title".to_owned(), name.into());
@@ -403,7 +403,7 @@ fn text(source: &Source) -> Result<String, &'static str> {
 
 /// Returns the citations that the decoder put into a text's signature, one JSON object per line.
 fn citations(signature: &str) -> Option<Value> {
-    let lines = signature.lines().map(serde_json::from_str::<Object>);
+    let lines = signature.lines().map(serde_json::from_str::<AnthropicObject>);
     let citations: Vec<Value> = lines.map(|line| line.map(Value::Object)).collect::<Result<_, _>>().ok()?;
     (!citations.is_empty()).then_some(Value::Array(citations))
 }
@@ -412,7 +412,7 @@ fn citations(signature: &str) -> Option<Value> {
 /// conversation. An id depends only on earlier tool uses, so that the encoded beginning of a conversation stays the
 /// same when the conversation grows.
 #[derive(Default)]
-struct ToolUseIds {
+struct AnthropicToolUseIds {
     taken: HashSet<String>,
     /// How often each stem was requested. A stem is an id whose unsupported characters were replaced.
     stems: HashMap<String, usize>,
@@ -421,7 +421,7 @@ struct ToolUseIds {
     sent: HashMap<ToolUseId, String>,
 }
 
-impl ToolUseIds {
+impl AnthropicToolUseIds {
     fn assign(&mut self, id: &ToolUseId) -> String {
         let stem = clean(id.as_str());
         let wanted = self.stems.entry(stem.clone()).or_default();
@@ -452,9 +452,9 @@ fn clean(text: &str) -> String {
     text.chars().map(|c| if c.is_ascii_alphanumeric() || c == '-' { c } else { '_' }).collect()
 }
 
-pub(super) fn object(value: Value) -> Object {
+pub(super) fn object(value: Value) -> AnthropicObject {
     match value {
         Value::Object(object) => object,
-        _ => Object::new(),
+        _ => AnthropicObject::new(),
     }
 }

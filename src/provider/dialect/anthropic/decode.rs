@@ -14,7 +14,7 @@ use crate::{
         Request, StopReason,
         dialect::{
             Decoder, Frame,
-            decoding::{Decoded, bad, may_be_own, parse, tamed},
+            decoding::{DecodeResult, bad, may_be_own, parse, tamed},
             error,
             lenient::{ReportedUsage, StrictText},
         },
@@ -26,21 +26,21 @@ const QUOTE: usize = 200;
 
 /// An event of any kind, borrowed from the frame if possible. The struct has the members of all kinds.
 #[derive(Deserialize)]
-struct MessagesEvent<'a> {
+struct AnthropicEvent<'a> {
     #[serde(rename = "type", borrow, default)]
     kind: StrictText<'a>,
     index: Option<u64>,
     #[serde(borrow)]
-    delta: Option<MessagesDelta<'a>>,
+    delta: Option<AnthropicDelta<'a>>,
     content_block: Option<Value>,
     #[serde(borrow)]
-    message: Option<MessageStart<'a>>,
+    message: Option<AnthropicMessageStart<'a>>,
     /// The usage, read leniently, member by member. Unreadable usage never causes a response to fail.
     usage: Option<Value>,
     error: Option<Value>,
 }
 
-impl MessagesEvent<'_> {
+impl AnthropicEvent<'_> {
     /// Returns whether the event contains, or may contain, the input of a tool use as a JSON object. Parsing such an
     /// input into a map would lose repeated keys.
     fn has_whole_input(&self) -> bool {
@@ -58,7 +58,7 @@ impl MessagesEvent<'_> {
 
 /// The delta of a `content_block_delta` or a `message_delta`.
 #[derive(Deserialize)]
-struct MessagesDelta<'a> {
+struct AnthropicDelta<'a> {
     #[serde(rename = "type", borrow, default)]
     kind: StrictText<'a>,
     #[serde(borrow, default)]
@@ -77,7 +77,7 @@ struct MessagesDelta<'a> {
 }
 
 /// The content that a delta adds to its block.
-enum DeltaContent<'a> {
+enum AnthropicDeltaContent<'a> {
     Text(StrictText<'a>),
     Thinking(StrictText<'a>),
     Signature(StrictText<'a>),
@@ -86,16 +86,18 @@ enum DeltaContent<'a> {
     Unknown,
 }
 
-impl<'a> MessagesDelta<'a> {
+impl<'a> AnthropicDelta<'a> {
     /// Returns the kind that the delta names, and the content that it adds.
-    fn into_parts(self) -> (StrictText<'a>, DeltaContent<'a>) {
+    fn into_parts(self) -> (StrictText<'a>, AnthropicDeltaContent<'a>) {
         let body = match &*self.kind {
-            "text_delta" => DeltaContent::Text(self.text),
-            "thinking_delta" => DeltaContent::Thinking(self.thinking),
-            "signature_delta" => DeltaContent::Signature(self.signature),
-            "input_json_delta" => DeltaContent::Input(self.partial_json),
-            "citations_delta" => self.citation.map_or(DeltaContent::Unknown, DeltaContent::Citation),
-            _ => DeltaContent::Unknown,
+            "text_delta" => AnthropicDeltaContent::Text(self.text),
+            "thinking_delta" => AnthropicDeltaContent::Thinking(self.thinking),
+            "signature_delta" => AnthropicDeltaContent::Signature(self.signature),
+            "input_json_delta" => AnthropicDeltaContent::Input(self.partial_json),
+            "citations_delta" => {
+                self.citation.map_or(AnthropicDeltaContent::Unknown, AnthropicDeltaContent::Citation)
+            }
+            _ => AnthropicDeltaContent::Unknown,
         };
         (self.kind, body)
     }
@@ -103,13 +105,13 @@ impl<'a> MessagesDelta<'a> {
 
 /// The member that shows whether an object is a message.
 #[derive(Deserialize)]
-struct MessageRole<'a> {
+struct AnthropicMessageProbe<'a> {
     #[serde(borrow, default)]
     role: StrictText<'a>,
 }
 
 #[derive(Deserialize)]
-struct MessageStart<'a> {
+struct AnthropicMessageStart<'a> {
     #[serde(borrow, default)]
     id: StrictText<'a>,
     #[serde(borrow, default)]
@@ -165,11 +167,11 @@ fn whole_input(input: Option<&Value>) -> Option<String> {
 /// Unknown events and unknown kinds of delta are skipped. All other events have to be valid: an event at the wrong
 /// time, or for a block of another kind, is an error.
 #[derive(Debug, Default)]
-pub(super) struct MessagesDecoder {
-    phase: MessagesPhase,
+pub(super) struct AnthropicDecoder {
+    phase: AnthropicDecoderPhase,
     /// The blocks so far, including void blocks. The position of a block, without the void blocks, is its index in the
     /// message.
-    blocks: Vec<OpenBlock>,
+    blocks: Vec<AnthropicOpenBlock>,
     /// The number of blocks at the start that are void, because another model has taken over from the model that wrote
     /// them.
     void: usize,
@@ -192,7 +194,7 @@ pub(super) struct MessagesDecoder {
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-enum MessagesPhase {
+enum AnthropicDecoderPhase {
     #[default]
     Before,
     Open,
@@ -200,16 +202,16 @@ enum MessagesPhase {
 }
 
 #[derive(Debug)]
-struct OpenBlock {
+struct AnthropicOpenBlock {
     /// The index of the block on the wire. Indices may have gaps. `None` if the start of the message already contained
     /// the complete block.
     wire: Option<u64>,
     open: bool,
-    kind: OpenBlockKind,
+    kind: AnthropicOpenBlockKind,
 }
 
 #[derive(Debug)]
-enum OpenBlockKind {
+enum AnthropicOpenBlockKind {
     Text,
     /// Thinking, with the signature of the start event. This signature is used only if no delta has a signature.
     Thinking(Option<String>),
@@ -217,11 +219,11 @@ enum OpenBlockKind {
     /// A tool use, with the input of the start event. This input is used only if no delta has input.
     ToolUse(Option<String>),
     /// Data that only the service understands, including everything that its deltas added.
-    Item(Box<GrowingItem>),
+    Item(Box<AnthropicGrowingItem>),
 }
 
-impl Decoder for MessagesDecoder {
-    fn decode(&mut self, frame: Frame<'_>, deltas: &mut Vec<Delta>) -> Decoded {
+impl Decoder for AnthropicDecoder {
+    fn decode(&mut self, frame: Frame<'_>, deltas: &mut Vec<Delta>) -> DecodeResult {
         let data = frame.data.trim_ascii();
         // Skip `[DONE]`, which ends the streams of another wire format. Some services that implement both wire formats
         // also send it in this one.
@@ -229,7 +231,7 @@ impl Decoder for MessagesDecoder {
             return Ok(());
         }
         let name = frame.name();
-        match parse::<MessagesEvent<'_>>(data).ok() {
+        match parse::<AnthropicEvent<'_>>(data).ok() {
             Some(event) if !event.has_whole_input() => self.event(name, event, data, deltas),
             event => {
                 let tame = tamed(data);
@@ -243,10 +245,10 @@ impl Decoder for MessagesDecoder {
     }
 
     fn is_done(&self) -> bool {
-        self.phase == MessagesPhase::Done
+        self.phase == AnthropicDecoderPhase::Done
     }
 
-    fn end(&mut self, _deltas: &mut Vec<Delta>) -> Decoded {
+    fn end(&mut self, _deltas: &mut Vec<Delta>) -> DecodeResult {
         if self.is_done() {
             return Ok(());
         }
@@ -257,7 +259,7 @@ impl Decoder for MessagesDecoder {
     }
 }
 
-impl MessagesDecoder {
+impl AnthropicDecoder {
     /// Creates a decoder for the response to `request`.
     pub(super) fn new(request: &Request) -> Self {
         let priced = request.model_info.clone().filter(|info| info.price.is_some());
@@ -269,10 +271,10 @@ impl MessagesDecoder {
     fn event(
         &mut self,
         name: &str,
-        event: MessagesEvent<'_>,
+        event: AnthropicEvent<'_>,
         data: &str,
         deltas: &mut Vec<Delta>,
-    ) -> Decoded {
+    ) -> DecodeResult {
         let kind = if event.kind.is_empty() { name } else { &*event.kind };
         let has_error = event.error.as_ref().is_some_and(error::is_error);
         match kind {
@@ -291,7 +293,7 @@ impl MessagesDecoder {
             // Some servers send an event named `error` whose data is the error object itself. Its `type` is then the
             // kind of the error.
             _ if name == "error" || has_error => Err(error::from_event(data)),
-            "message" if self.phase == MessagesPhase::Before => self.whole(data, deltas),
+            "message" if self.phase == AnthropicDecoderPhase::Before => self.whole(data, deltas),
             // Other servers send the error object itself in an unnamed event instead of a response.
             _ if self.is_bare_error(kind) => Err(error::from_event(data)),
             _ => Ok(()),
@@ -300,7 +302,7 @@ impl MessagesDecoder {
 
     /// Decodes an event that is not JSON or has an unknown shape. Such an event may be an error or belong to another
     /// wire format.
-    fn odd(&mut self, name: &str, data: &str) -> Decoded {
+    fn odd(&mut self, name: &str, data: &str) -> DecodeResult {
         let Ok(Value::Object(event)) = serde_json::from_str(data) else {
             return match name {
                 "error" => Err(error::from_event(data)),
@@ -326,12 +328,17 @@ impl MessagesDecoder {
         Err(quoted(&format!("a {kind} event has an unknown shape"), data))
     }
 
-    fn message_start(&mut self, event: &MessagesEvent<'_>, data: &str, deltas: &mut Vec<Delta>) -> Decoded {
-        let first = self.phase == MessagesPhase::Before;
+    fn message_start(
+        &mut self,
+        event: &AnthropicEvent<'_>,
+        data: &str,
+        deltas: &mut Vec<Delta>,
+    ) -> DecodeResult {
+        let first = self.phase == AnthropicDecoderPhase::Before;
         if !first && !self.repeats(event.message.as_ref()) {
             return Err(quoted("a second message_start event", data));
         }
-        self.phase = MessagesPhase::Open;
+        self.phase = AnthropicDecoderPhase::Open;
         let mut message = MessageDelta::default();
         if let Some(start) = &event.message {
             message.model = (!start.model.is_empty()).then(|| (*start.model).to_owned());
@@ -362,10 +369,12 @@ impl MessagesDecoder {
 
     /// Decodes a message that arrives as one object, which is how services without streaming send it. The object is
     /// decoded as the start of a message that already contains all content.
-    fn whole(&mut self, data: &str, deltas: &mut Vec<Delta>) -> Decoded {
+    fn whole(&mut self, data: &str, deltas: &mut Vec<Delta>) -> DecodeResult {
         // An event that has the name `message` but contains no message is skipped, like every unknown event. The other
         // members are not decoded here, because a text may contain half of a character.
-        if !serde_json::from_str::<MessageRole<'_>>(data).is_ok_and(|message| &*message.role == "assistant") {
+        if !serde_json::from_str::<AnthropicMessageProbe<'_>>(data)
+            .is_ok_and(|message| &*message.role == "assistant")
+        {
             return Ok(());
         }
         let start = format!("{{\"type\":\"message_start\",\"message\":{data}}}");
@@ -375,12 +384,17 @@ impl MessagesDecoder {
 
     /// Returns whether the same message starts again. Some gateways send a start event themselves and then forward the
     /// start event of the service.
-    fn repeats(&self, start: Option<&MessageStart<'_>>) -> bool {
+    fn repeats(&self, start: Option<&AnthropicMessageStart<'_>>) -> bool {
         let id = self.data.get("id").and_then(Value::as_str);
         start.is_some_and(|start| Some(&*start.id) == id)
     }
 
-    fn block_start(&mut self, event: &MessagesEvent<'_>, data: &str, deltas: &mut Vec<Delta>) -> Decoded {
+    fn block_start(
+        &mut self,
+        event: &AnthropicEvent<'_>,
+        data: &str,
+        deltas: &mut Vec<Delta>,
+    ) -> DecodeResult {
         self.must_be_open(data)?;
         let wire = event.index.ok_or_else(|| quoted("a block starts without an index", data))?;
         if usize::try_from(wire).map_or(true, |wire| wire >= Fold::MAX_BLOCKS) {
@@ -418,22 +432,25 @@ impl MessagesDecoder {
                 parts.push(Part::Text(text("text")?));
                 let citations = block.get("citations").and_then(Value::as_array);
                 parts.extend(citations.into_iter().flatten().map(citation));
-                (BlockStart::Text, OpenBlockKind::Text)
+                (BlockStart::Text, AnthropicOpenBlockKind::Text)
             }
             "thinking" => {
                 parts.push(Part::Text(text("thinking")?));
                 let signature = text("signature")?;
-                (BlockStart::Thinking, OpenBlockKind::Thinking((!signature.is_empty()).then_some(signature)))
+                (
+                    BlockStart::Thinking,
+                    AnthropicOpenBlockKind::Thinking((!signature.is_empty()).then_some(signature)),
+                )
             }
             "redacted_thinking" => {
                 parts.push(Part::Redacted(text("data")?));
-                (BlockStart::Thinking, OpenBlockKind::Redacted)
+                (BlockStart::Thinking, AnthropicOpenBlockKind::Redacted)
             }
             "tool_use" => {
                 let caller = block.get("caller").filter(|caller| is_foreign_caller(caller));
                 parts.extend(caller.map(|caller| Part::Signature(caller.to_string())));
                 let start = BlockStart::ToolUse { id: text("id")?.into(), name: text("name")? };
-                (start, OpenBlockKind::ToolUse(whole_input(block.get("input"))))
+                (start, AnthropicOpenBlockKind::ToolUse(whole_input(block.get("input"))))
             }
             "" => return Err(quoted("a block starts without a type", data)),
             kind => {
@@ -444,11 +461,11 @@ impl MessagesDecoder {
                 let item = ProviderItem { format: NAME.to_owned(), data: Value::Object(block.clone()) };
                 (
                     BlockStart::ProviderItem(item),
-                    OpenBlockKind::Item(Box::new(GrowingItem::new(block.clone()))),
+                    AnthropicOpenBlockKind::Item(Box::new(AnthropicGrowingItem::new(block.clone()))),
                 )
             }
         };
-        self.blocks.push(OpenBlock { wire, open: true, kind });
+        self.blocks.push(AnthropicOpenBlock { wire, open: true, kind });
         let index = position - self.void;
         deltas.push(Delta::Start { index, block });
         parts.retain(|part| !matches!(part, Part::Text(text) | Part::Redacted(text) if text.is_empty()));
@@ -471,7 +488,12 @@ impl MessagesDecoder {
         deltas.push(Delta::Message(Box::new(MessageDelta { model, ..MessageDelta::default() })));
     }
 
-    fn message_delta(&mut self, event: &MessagesEvent<'_>, data: &str, deltas: &mut Vec<Delta>) -> Decoded {
+    fn message_delta(
+        &mut self,
+        event: &AnthropicEvent<'_>,
+        data: &str,
+        deltas: &mut Vec<Delta>,
+    ) -> DecodeResult {
         self.must_be_open(data)?;
         let mut message = MessageDelta::default();
         if let Some(delta) = &event.delta {
@@ -498,7 +520,7 @@ impl MessagesDecoder {
         (!word.is_empty()).then(|| stop_reason(word))
     }
 
-    fn message_stop(&mut self, data: &str, deltas: &mut Vec<Delta>) -> Decoded {
+    fn message_stop(&mut self, data: &str, deltas: &mut Vec<Delta>) -> DecodeResult {
         self.must_be_open(data)?;
         for position in self.void..self.blocks.len() {
             self.complete(position, deltas);
@@ -507,22 +529,23 @@ impl MessagesDecoder {
             // This is the last event, so the response is complete. Some services send no stop reason, so derive one
             // from the blocks.
             let counting = &self.blocks[self.void..];
-            let uses_tools = counting.iter().any(|block| matches!(block.kind, OpenBlockKind::ToolUse(_)));
+            let uses_tools =
+                counting.iter().any(|block| matches!(block.kind, AnthropicOpenBlockKind::ToolUse(_)));
             deltas.push(Delta::stop(if uses_tools { StopReason::ToolUse } else { StopReason::Stop }));
         }
-        self.phase = MessagesPhase::Done;
+        self.phase = AnthropicDecoderPhase::Done;
         self.blocks = Vec::new();
         Ok(())
     }
 
-    fn delta(&mut self, event: MessagesEvent<'_>, data: &str, deltas: &mut Vec<Delta>) -> Decoded {
+    fn delta(&mut self, event: AnthropicEvent<'_>, data: &str, deltas: &mut Vec<Delta>) -> DecodeResult {
         let position = self.open_block(event.index, data)?;
         let Some(delta) = event.delta else {
             return Err(quoted("a content_block_delta event without a delta", data));
         };
         let (kind, body) = delta.into_parts();
-        if matches!(body, DeltaContent::Unknown)
-            || matches!(self.blocks[position].kind, OpenBlockKind::Item(_))
+        if matches!(body, AnthropicDeltaContent::Unknown)
+            || matches!(self.blocks[position].kind, AnthropicOpenBlockKind::Item(_))
         {
             if kind.is_empty() {
                 return Err(quoted("a delta without a type", data));
@@ -530,19 +553,25 @@ impl MessagesDecoder {
             return self.unknown_delta(position, data);
         }
         let part = match (&mut self.blocks[position].kind, body) {
-            (OpenBlockKind::Text, DeltaContent::Text(text))
-            | (OpenBlockKind::Thinking(_), DeltaContent::Thinking(text)) => Part::Text(text.into()),
-            (OpenBlockKind::Text, DeltaContent::Citation(value)) => citation(&value),
-            (OpenBlockKind::Thinking(whole), DeltaContent::Signature(text)) if !text.is_empty() => {
+            (AnthropicOpenBlockKind::Text, AnthropicDeltaContent::Text(text))
+            | (AnthropicOpenBlockKind::Thinking(_), AnthropicDeltaContent::Thinking(text)) => {
+                Part::Text(text.into())
+            }
+            (AnthropicOpenBlockKind::Text, AnthropicDeltaContent::Citation(value)) => citation(&value),
+            (AnthropicOpenBlockKind::Thinking(whole), AnthropicDeltaContent::Signature(text))
+                if !text.is_empty() =>
+            {
                 *whole = None;
                 Part::Signature(text.into())
             }
-            (OpenBlockKind::ToolUse(whole), DeltaContent::Input(text)) if !text.is_empty() => {
+            (AnthropicOpenBlockKind::ToolUse(whole), AnthropicDeltaContent::Input(text))
+                if !text.is_empty() =>
+            {
                 *whole = None;
                 Part::Input(text.into())
             }
-            (OpenBlockKind::Thinking(_), DeltaContent::Signature(_))
-            | (OpenBlockKind::ToolUse(_), DeltaContent::Input(_)) => {
+            (AnthropicOpenBlockKind::Thinking(_), AnthropicDeltaContent::Signature(_))
+            | (AnthropicOpenBlockKind::ToolUse(_), AnthropicDeltaContent::Input(_)) => {
                 return Ok(());
             }
             _ => return Err(quoted(&format!("a {} for a block of another kind", &*kind), data)),
@@ -567,14 +596,14 @@ impl MessagesDecoder {
 
     /// Decodes a delta whose own kind is unknown, or whose block is a provider item. A provider item collects its
     /// deltas. Other blocks ignore unknown deltas.
-    fn unknown_delta(&mut self, position: usize, data: &str) -> Decoded {
-        if !matches!(self.blocks[position].kind, OpenBlockKind::Item(_)) {
+    fn unknown_delta(&mut self, position: usize, data: &str) -> DecodeResult {
+        if !matches!(self.blocks[position].kind, AnthropicOpenBlockKind::Item(_)) {
             return Ok(());
         }
         self.gather(data.len(), data)?;
         let mut event: Map<String, Value> = serde_json::from_str(data)
             .map_err(|cause| quoted("an event is not a JSON object", data).with_source(cause))?;
-        if let (OpenBlockKind::Item(item), Some(Value::Object(delta))) =
+        if let (AnthropicOpenBlockKind::Item(item), Some(Value::Object(delta))) =
             (&mut self.blocks[position].kind, event.remove("delta"))
         {
             item.extend(delta);
@@ -585,23 +614,23 @@ impl MessagesDecoder {
     /// Emits the data that a block holds back until its end.
     fn complete(&mut self, position: usize, deltas: &mut Vec<Delta>) {
         let part = match &mut self.blocks[position].kind {
-            OpenBlockKind::Thinking(whole) => whole.take().map(Part::Signature),
-            OpenBlockKind::ToolUse(whole) => whole.take().map(Part::Input),
-            OpenBlockKind::Item(item) => item.take().map(Part::Item),
-            OpenBlockKind::Text | OpenBlockKind::Redacted => None,
+            AnthropicOpenBlockKind::Thinking(whole) => whole.take().map(Part::Signature),
+            AnthropicOpenBlockKind::ToolUse(whole) => whole.take().map(Part::Input),
+            AnthropicOpenBlockKind::Item(item) => item.take().map(Part::Item),
+            AnthropicOpenBlockKind::Text | AnthropicOpenBlockKind::Redacted => None,
         };
         deltas.extend(part.and_then(|part| self.extension(position, part)));
     }
 
     /// Returns whether an event of this unknown kind is an error object that was sent instead of a response.
     fn is_bare_error(&self, kind: &str) -> bool {
-        self.phase == MessagesPhase::Before && kind.ends_with("error")
+        self.phase == AnthropicDecoderPhase::Before && kind.ends_with("error")
     }
 
-    fn must_be_open(&self, data: &str) -> Decoded {
+    fn must_be_open(&self, data: &str) -> DecodeResult {
         match self.phase {
-            MessagesPhase::Before => Err(quoted("an event before message_start", data)),
-            MessagesPhase::Open | MessagesPhase::Done => Ok(()),
+            AnthropicDecoderPhase::Before => Err(quoted("an event before message_start", data)),
+            AnthropicDecoderPhase::Open | AnthropicDecoderPhase::Done => Ok(()),
         }
     }
 
@@ -617,7 +646,7 @@ impl MessagesDecoder {
     }
 
     /// Counts the bytes kept for provider items, so that an endless item causes an error and does not exhaust memory.
-    fn gather(&mut self, bytes: usize, data: &str) -> Decoded {
+    fn gather(&mut self, bytes: usize, data: &str) -> DecodeResult {
         self.gathered = self.gathered.saturating_add(bytes);
         if self.gathered > Fold::LIMIT {
             return Err(quoted("the response exceeds the size limit", data));
@@ -715,14 +744,14 @@ fn quoted(what: &str, data: &str) -> ProviderError {
 
 /// A growing provider item: its start, and everything that its deltas added.
 #[derive(Debug)]
-struct GrowingItem {
+struct AnthropicGrowingItem {
     data: Map<String, Value>,
     /// The JSON text of the item's input so far.
     input: String,
     changed: bool,
 }
 
-impl GrowingItem {
+impl AnthropicGrowingItem {
     fn new(data: Map<String, Value>) -> Self {
         Self { data, input: String::new(), changed: false }
     }

@@ -13,7 +13,8 @@ use crate::{
     provider::{
         ModelInfo, Options, ProviderError, Request, ThinkingMode, ToolChoice,
         catalogue::{
-            MessagesSampling as Sampling, MessagesThinking as Thinking, MessagesTraits, ThinkingOff,
+            AnthropicSampling as Sampling, AnthropicThinking as Thinking, AnthropicThinkingOff,
+            AnthropicTraits,
         },
         dialect::{
             EffortWords, Encoded,
@@ -62,7 +63,7 @@ pub(super) fn encode(request: &Request, block_binding: bool) -> Result<Encoded, 
     let options = &request.options;
     let cache = options.cache().map(cache_control);
     let names = ToolNames::of(request, NAME_LIMIT, "");
-    let mut encoder = MessagesEncoder {
+    let mut encoder = AnthropicEncoder {
         options,
         names: &names,
         traits: &request.traits().messages,
@@ -89,10 +90,10 @@ pub(super) fn encode(request: &Request, block_binding: bool) -> Result<Encoded, 
     Ok(encoder.out)
 }
 
-struct MessagesEncoder<'a> {
+struct AnthropicEncoder<'a> {
     options: &'a Options,
     names: &'a ToolNames<'a>,
-    traits: &'a MessagesTraits,
+    traits: &'a AnthropicTraits,
     info: Option<&'a ModelInfo>,
     cache: Option<&'a Value>,
     out: Encoded,
@@ -100,25 +101,27 @@ struct MessagesEncoder<'a> {
 
 /// The thinking settings that were chosen for the request.
 #[derive(Default)]
-struct ChosenThinking {
+struct AnthropicThinkingChoice {
     /// Whether the request turns thinking on.
     on: bool,
     effort: Option<&'static str>,
     budget: Option<u32>,
 }
 
-impl MessagesEncoder<'_> {
+impl AnthropicEncoder<'_> {
     /// Sets `thinking`. The output limit may lower its budget later.
-    fn thinking(&mut self) -> ChosenThinking {
-        let MessagesTraits { thinking, off, .. } = *self.traits;
-        let mut decided = ChosenThinking::default();
+    fn thinking(&mut self) -> AnthropicThinkingChoice {
+        let AnthropicTraits { thinking, off, .. } = *self.traits;
+        let mut decided = AnthropicThinkingChoice::default();
         match self.options.thinking() {
             None => {}
             Some(ThinkingMode::Off | ThinkingMode::Budget(0)) => match off {
                 _ if thinking == Thinking::None => {}
-                ThinkingOff::Disabled => self.out.set("thinking", json!({"type": "disabled"})),
-                ThinkingOff::BetweenTools => self.out.set("thinking", json!({"type": "between_tools"})),
-                ThinkingOff::Never => {
+                AnthropicThinkingOff::Disabled => self.out.set("thinking", json!({"type": "disabled"})),
+                AnthropicThinkingOff::BetweenTools => {
+                    self.out.set("thinking", json!({"type": "between_tools"}))
+                }
+                AnthropicThinkingOff::Never => {
                     decided.effort = Some("low");
                     self.out.warn("`thinking` is set to effort low: this model cannot turn thinking off");
                 }
@@ -169,7 +172,7 @@ impl MessagesEncoder<'_> {
             // These models think if a request has no setting. A setting that turns thinking on would conflict with a
             // forced tool use.
             self.options.thinking().is_none()
-                && (self.traits.bound_thinking || self.traits.off == ThinkingOff::Never)
+                && (self.traits.bound_thinking || self.traits.off == AnthropicThinkingOff::Never)
                 && !is_forced(self.options.tool_choice())
         };
         if on {
@@ -513,11 +516,11 @@ fn has_none(properties: Option<&Value>) -> bool {
 
 /// Returns whether the schema contains a reference that is recursive or that cannot be resolved.
 fn is_recursive(root: &Value) -> bool {
-    let mut references = SchemaReferences { root, open: Vec::new(), done: HashSet::new() };
+    let mut references = AnthropicSchemaReferences { root, open: Vec::new(), done: HashSet::new() };
     references.lead_back(root)
 }
 
-struct SchemaReferences<'a> {
+struct AnthropicSchemaReferences<'a> {
     root: &'a Value,
     /// The references that are being followed.
     open: Vec<&'a str>,
@@ -525,7 +528,7 @@ struct SchemaReferences<'a> {
     done: HashSet<&'a str>,
 }
 
-impl<'a> SchemaReferences<'a> {
+impl<'a> AnthropicSchemaReferences<'a> {
     fn lead_back(&mut self, schema: &'a Value) -> bool {
         references(schema).into_iter().any(|(_, reference)| self.leads_back(reference))
     }

@@ -13,7 +13,7 @@ use crate::{
     message::ToolUseId,
     provider::{
         BlockStart, Delta, Fold, Part, ProviderError, ProviderErrorKind,
-        dialect::decoding::{AnswerBlocks, CallIds, Decoded, MAX_CALLS},
+        dialect::decoding::{DecodeResult, ImplicitResponseBlocks, MAX_CALLS, ResponseToolCallIds},
     },
 };
 
@@ -24,7 +24,7 @@ const MAX_NAME: usize = 1024;
 #[derive(Default)]
 pub(super) struct ChatCalls {
     list: Vec<ChatCall>,
-    ids: CallIds,
+    ids: ResponseToolCallIds,
     /// The number of chunks so far.
     chunk: u64,
     /// The number of bytes that all calls together hold until their blocks start.
@@ -32,7 +32,7 @@ pub(super) struct ChatCalls {
 }
 
 /// A fragment of a tool call. Absent members are empty.
-pub(super) struct CallFragment<'a> {
+pub(super) struct ChatToolCallFragment<'a> {
     pub(super) index: Option<u64>,
     /// The position of the fragment in its chunk, if the chunk has several fragments.
     pub(super) place: Option<usize>,
@@ -73,11 +73,11 @@ impl ChatCalls {
 
     pub(super) fn add(
         &mut self,
-        fragment: CallFragment<'_>,
+        fragment: ChatToolCallFragment<'_>,
         answer: &str,
-        blocks: &mut AnswerBlocks,
+        blocks: &mut ImplicitResponseBlocks,
         deltas: &mut Vec<Delta>,
-    ) -> Decoded {
+    ) -> DecodeResult {
         let at = if let Some(at) = self.locate(&fragment) {
             at
         } else {
@@ -151,7 +151,7 @@ impl ChatCalls {
     }
 
     /// Returns the call that a fragment continues, or `None` if it begins a new call.
-    fn locate(&self, fragment: &CallFragment<'_>) -> Option<usize> {
+    fn locate(&self, fragment: &ChatToolCallFragment<'_>) -> Option<usize> {
         let last = self.list.len().checked_sub(1)?;
         let named = !fragment.name.is_empty();
         let by_index =
@@ -204,7 +204,12 @@ impl ChatCalls {
     }
 
     /// Starts the blocks of all calls whose names are known.
-    pub(super) fn start_named(&mut self, answer: &str, blocks: &mut AnswerBlocks, deltas: &mut Vec<Delta>) {
+    pub(super) fn start_named(
+        &mut self,
+        answer: &str,
+        blocks: &mut ImplicitResponseBlocks,
+        deltas: &mut Vec<Delta>,
+    ) {
         for at in 0..self.list.len() {
             if self.list[at].block.is_none() && !self.list[at].name.is_empty() {
                 self.start(at, answer, blocks, deltas);
@@ -212,7 +217,13 @@ impl ChatCalls {
         }
     }
 
-    fn start(&mut self, at: usize, answer: &str, blocks: &mut AnswerBlocks, deltas: &mut Vec<Delta>) {
+    fn start(
+        &mut self,
+        at: usize,
+        answer: &str,
+        blocks: &mut ImplicitResponseBlocks,
+        deltas: &mut Vec<Delta>,
+    ) {
         let call = &mut self.list[at];
         let id = self.ids.at(at, &call.id, answer);
         let index = blocks.item();
@@ -233,9 +244,9 @@ impl ChatCalls {
         &mut self,
         cut: bool,
         answer: &str,
-        blocks: &mut AnswerBlocks,
+        blocks: &mut ImplicitResponseBlocks,
         deltas: &mut Vec<Delta>,
-    ) -> Decoded {
+    ) -> DecodeResult {
         self.start_named(answer, blocks, deltas);
         let nameless = self.list.iter().any(|call| call.block.is_none() && !call.held.trim().is_empty());
         self.list.retain(|call| call.block.is_some());

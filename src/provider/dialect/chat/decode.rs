@@ -8,7 +8,7 @@ use serde_json::{Map, Value, json};
 
 use super::{
     NAME,
-    calls::{CallFragment, ChatCalls},
+    calls::{ChatCalls, ChatToolCallFragment},
 };
 use crate::{
     message::{Attachment, ProviderItem, Usage, value_weight},
@@ -17,8 +17,8 @@ use crate::{
         dialect::{
             Decoder, Frame,
             decoding::{
-                Alternatives, AnswerBlocks, Decoded, Metadata, Strays, TextKind, parse, skip_unreadable,
-                tamed,
+                DecodeResult, ImplicitResponseBlocks, ResponseAlternatives, ResponseMetadata, StrayEvents,
+                TextBlockKind, parse, skip_unreadable, tamed,
             },
             error::{self, is_error},
             lenient::{LatestUsage, LenientCount, LenientText, ReportedUsage, Scalar, StrictText},
@@ -57,11 +57,11 @@ struct ChatChoice<'a> {
     #[serde(default)]
     index: LenientCount,
     #[serde(borrow, default)]
-    delta: Option<Box<ChatPiece<'a>>>,
+    delta: Option<Box<ChatDelta<'a>>>,
     /// The message of a whole response, which has no `delta`. In a stream, some services repeat the response so far in
     /// this member.
     #[serde(borrow, default)]
-    message: Option<Box<ChatPiece<'a>>>,
+    message: Option<Box<ChatDelta<'a>>>,
     #[serde(borrow, default)]
     finish_reason: LenientText<'a>,
     #[serde(default)]
@@ -72,7 +72,7 @@ struct ChatChoice<'a> {
 }
 
 #[derive(Deserialize)]
-struct ChatPiece<'a> {
+struct ChatDelta<'a> {
     #[serde(borrow, default)]
     content: ChatParts<'a>,
     #[serde(borrow, default)]
@@ -171,13 +171,13 @@ fn gather(part: &Value, in_thinking: bool, text: &mut String, thinking: &mut Str
 #[expect(clippy::struct_excessive_bools, reason = "they are independent facts")]
 pub(super) struct ChatDecoder {
     keep_details: bool,
-    alternatives: Alternatives,
-    strays: Strays,
-    blocks: AnswerBlocks,
+    alternatives: ResponseAlternatives,
+    strays: StrayEvents,
+    blocks: ImplicitResponseBlocks,
     calls: ChatCalls,
-    details: ReasoningDetails,
-    annotations: Annotations,
-    metadata: Metadata,
+    details: ChatReasoningDetails,
+    annotations: ChatAnnotations,
+    metadata: ResponseMetadata,
     usage: LatestUsage,
     stop: Option<StopReason>,
     refused: bool,
@@ -192,7 +192,7 @@ impl ChatDecoder {
         Self { keep_details, usage: LatestUsage::new(wants_usage), ..Self::default() }
     }
 
-    fn chunk(&mut self, mut chunk: ChatChunk<'_>, data: &str, deltas: &mut Vec<Delta>) -> Decoded {
+    fn chunk(&mut self, mut chunk: ChatChunk<'_>, data: &str, deltas: &mut Vec<Delta>) -> DecodeResult {
         let mut groq = chunk.x_groq.unwrap_or_default();
         let mut groq = |key| groq.get_mut(key).map(|value| Box::new(value.take())).filter(|it| !it.is_null());
         if let Some(error) = chunk.error.take().or_else(|| groq("error")).filter(|error| is_error(error)) {
@@ -213,7 +213,7 @@ impl ChatDecoder {
         self.choice(choice, data, deltas)
     }
 
-    fn choice(&mut self, choice: ChatChoice<'_>, data: &str, deltas: &mut Vec<Delta>) -> Decoded {
+    fn choice(&mut self, choice: ChatChoice<'_>, data: &str, deltas: &mut Vec<Delta>) -> DecodeResult {
         if let Some(error) = choice.error.filter(|error| is_error(error)) {
             return Err(error::from_value(&error).with_body(data));
         }
@@ -239,14 +239,14 @@ impl ChatDecoder {
         Ok(())
     }
 
-    fn piece(&mut self, piece: ChatPiece<'_>, deltas: &mut Vec<Delta>) -> Decoded {
+    fn piece(&mut self, piece: ChatDelta<'_>, deltas: &mut Vec<Delta>) -> DecodeResult {
         // Services that support both `reasoning_content` and `reasoning` send the same text in both members, so only
         // one of them is read.
         let reasoning = piece.reasoning_content.into_text().or(piece.reasoning.into_text());
         for thinking in
             [reasoning, piece.content.thinking.map(|text| Cow::Owned(text.into()))].into_iter().flatten()
         {
-            self.extend(TextKind::Thinking, thinking, deltas);
+            self.extend(TextBlockKind::Thinking, thinking, deltas);
         }
         if let Some(details) = piece.reasoning_details.filter(|_| self.keep_details) {
             self.details.add(*details)?;
@@ -264,18 +264,18 @@ impl ChatDecoder {
             self.emit_details(false, deltas);
         }
         if let Some(text) = text {
-            self.extend(TextKind::Text, text, deltas);
+            self.extend(TextBlockKind::Text, text, deltas);
         }
         if let Some(refusal) = piece.refusal.into_text() {
             self.refused = true;
-            self.extend(TextKind::Text, refusal, deltas);
+            self.extend(TextBlockKind::Text, refusal, deltas);
         }
         for image in piece.images.as_deref().and_then(Value::as_array).into_iter().flatten() {
             self.image(image, deltas);
         }
         if let Some(audio) = piece.audio {
             let member = |key| audio[key].as_str().unwrap_or_default();
-            self.extend(TextKind::Text, Cow::Borrowed(member("transcript")), deltas);
+            self.extend(TextBlockKind::Text, Cow::Borrowed(member("transcript")), deltas);
             if !member("data").is_empty() && !std::mem::replace(&mut self.has_audio, true) {
                 deltas.push(Delta::warning("the audio of the response is not kept, only its transcript"));
             }
@@ -303,7 +303,12 @@ impl ChatDecoder {
         }
     }
 
-    fn call(&mut self, call: ChatToolCall<'_>, place: Option<usize>, deltas: &mut Vec<Delta>) -> Decoded {
+    fn call(
+        &mut self,
+        call: ChatToolCall<'_>,
+        place: Option<usize>,
+        deltas: &mut Vec<Delta>,
+    ) -> DecodeResult {
         if let Some(custom) = call.custom {
             // Only the first piece of a call has the name.
             let name = custom["name"].as_str().filter(|name| !name.is_empty());
@@ -316,7 +321,7 @@ impl ChatDecoder {
         }
         let function = call.function.unwrap_or_default();
         let extra = call.extra_content.filter(|extra| extra.as_object().is_some_and(|it| !it.is_empty()));
-        let fragment = CallFragment {
+        let fragment = ChatToolCallFragment {
             index: call.index.0,
             place,
             id: call.id.into_text().unwrap_or_default(),
@@ -331,7 +336,7 @@ impl ChatDecoder {
         self.calls.add(fragment, &self.metadata.id, &mut self.blocks, deltas)
     }
 
-    fn extend(&mut self, kind: TextKind, text: Cow<'_, str>, deltas: &mut Vec<Delta>) {
+    fn extend(&mut self, kind: TextBlockKind, text: Cow<'_, str>, deltas: &mut Vec<Delta>) {
         if text.is_empty() {
             return;
         }
@@ -381,7 +386,7 @@ impl ChatDecoder {
             .truncated(self.metadata.data.is_some(), "the stream ended before the response was complete")
     }
 
-    fn finish(&mut self, deltas: &mut Vec<Delta>) -> Decoded {
+    fn finish(&mut self, deltas: &mut Vec<Delta>) -> DecodeResult {
         let reason = self.stop.take();
         let cut = matches!(reason, Some(StopReason::Length | StopReason::ContextLength));
         self.calls.finish(cut, &self.metadata.id, &mut self.blocks, deltas)?;
@@ -404,7 +409,7 @@ impl ChatDecoder {
 }
 
 impl Decoder for ChatDecoder {
-    fn decode(&mut self, frame: Frame<'_>, deltas: &mut Vec<Delta>) -> Decoded {
+    fn decode(&mut self, frame: Frame<'_>, deltas: &mut Vec<Delta>) -> DecodeResult {
         let data = frame.data.trim_ascii();
         if self.done || data.is_empty() {
             return Ok(());
@@ -433,7 +438,7 @@ impl Decoder for ChatDecoder {
         self.stop.is_some()
     }
 
-    fn end(&mut self, deltas: &mut Vec<Delta>) -> Decoded {
+    fn end(&mut self, deltas: &mut Vec<Delta>) -> DecodeResult {
         if self.done {
             return Ok(());
         }
@@ -505,7 +510,7 @@ fn read_usage(report: &mut ReportedUsage<'_>) -> Usage {
 /// The entries are emitted in parts, as soon as they are complete. A late fragment for an entry that was already
 /// emitted begins the next part. The fragment is joined to its entry when the entries are sent back.
 #[derive(Default)]
-struct ReasoningDetails {
+struct ChatReasoningDetails {
     entries: Vec<Value>,
     weight: usize,
     /// The number of entries that were emitted.
@@ -513,8 +518,8 @@ struct ReasoningDetails {
     parts: usize,
 }
 
-impl ReasoningDetails {
-    fn add(&mut self, fragments: Value) -> Decoded {
+impl ChatReasoningDetails {
+    fn add(&mut self, fragments: Value) -> DecodeResult {
         self.weight += value_weight(&fragments);
         if self.weight > Fold::LIMIT {
             return Err(endless());
@@ -549,13 +554,13 @@ impl ReasoningDetails {
 /// The annotations of a response: its citations, and the content that the service read from files in the prompt. Each
 /// annotation arrives complete, and may be repeated.
 #[derive(Default)]
-struct Annotations {
+struct ChatAnnotations {
     list: Vec<Value>,
     weight: usize,
 }
 
-impl Annotations {
-    fn add(&mut self, annotations: Value) -> Decoded {
+impl ChatAnnotations {
+    fn add(&mut self, annotations: Value) -> DecodeResult {
         let Value::Array(annotations) = annotations else {
             return Ok(());
         };

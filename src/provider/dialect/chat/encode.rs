@@ -10,7 +10,7 @@ use crate::{
     message::{Attachment, Content, Message, ResultBlock, Role, Source, ToolResult, ToolUse},
     provider::{
         CacheHint, Effort, ProviderError, ProviderErrorKind, Request, ThinkingMode, ToolChoice,
-        catalogue::{ChatTools, OpenAiTraits, Traits},
+        catalogue::{ChatToolSupport, ModelTraits, OpenAiTraits},
         dialect::{
             EffortWords, Encoded,
             encoding::{
@@ -35,7 +35,7 @@ pub(super) fn encode(chat: &ChatCompletions, request: &Request) -> Result<Encode
         ThinkingField::Effort(_) => &request.traits().openai,
         // A service that has its own member for thinking converts the requested thinking to a value that the model
         // supports. Therefore, the facts about OpenAI's models are not applied.
-        _ => &Traits::unknown().openai,
+        _ => &ModelTraits::unknown().openai,
     };
     let output = output_support(chat, request);
     let names = ToolNames::of(request, NAME_LIMIT, "");
@@ -72,7 +72,7 @@ struct ChatEncoder<'a> {
     output: OutputSupport,
     messages: Vec<Value>,
     /// The content of the user message that ends `messages` once it is complete.
-    said: Vec<ContentPart<'a>>,
+    said: Vec<ChatContentPart<'a>>,
     out: Encoded,
 }
 
@@ -111,7 +111,7 @@ fn thinks(chat: &ChatCompletions, request: &Request) -> bool {
 }
 
 /// A part of a message's content.
-enum ContentPart<'a> {
+enum ChatContentPart<'a> {
     Text(Cow<'a, str>),
     Other(Value),
 }
@@ -271,7 +271,7 @@ impl<'a> ChatEncoder<'a> {
         }
         for block in &message.content {
             match block {
-                Content::Text(text) => parts.push(ContentPart::Text(Cow::Borrowed(&text.text))),
+                Content::Text(text) => parts.push(ChatContentPart::Text(Cow::Borrowed(&text.text))),
                 Content::Attachment(attachment) => parts.push(self.attachment(attachment)?),
                 _ => {}
             }
@@ -291,7 +291,7 @@ impl<'a> ChatEncoder<'a> {
     fn tool_result(
         &self,
         result: &'a ToolResult,
-        moved: &mut Vec<ContentPart<'a>>,
+        moved: &mut Vec<ChatContentPart<'a>>,
     ) -> Result<String, ProviderError> {
         let mut texts: Vec<Cow<'_, str>> = Vec::new();
         let mut attachments = Vec::new();
@@ -300,15 +300,15 @@ impl<'a> ChatEncoder<'a> {
                 ResultBlock::Text(text) if text.text.is_empty() => {}
                 ResultBlock::Text(text) => texts.push(Cow::Borrowed(&text.text)),
                 ResultBlock::Attachment(attachment) => match self.attachment(attachment)? {
-                    ContentPart::Text(text) => texts.push(text),
-                    other @ ContentPart::Other(_) => attachments.push(other),
+                    ChatContentPart::Text(text) => texts.push(text),
+                    other @ ChatContentPart::Other(_) => attachments.push(other),
                 },
             }
         }
         if !attachments.is_empty() {
             let id = call_id(result.tool_use_id.as_str());
             let heading = format!("Files from the result of the tool {} (call {id}):", result.name);
-            moved.push(ContentPart::Text(heading.into()));
+            moved.push(ChatContentPart::Text(heading.into()));
             moved.append(&mut attachments);
             texts.push("(The files follow in the next user message.)".into());
         }
@@ -323,7 +323,7 @@ impl<'a> ChatEncoder<'a> {
         let mut extra = Map::new();
         for block in &message.content {
             match block {
-                Content::Text(text) => parts.push(ContentPart::Text(Cow::Borrowed(&text.text))),
+                Content::Text(text) => parts.push(ChatContentPart::Text(Cow::Borrowed(&text.text))),
                 Content::Thinking(thinking) if message.is_native_to(NAME) && !thinking.text.is_empty() => {
                     reasoning.push(thinking.text.as_str());
                 }
@@ -331,7 +331,8 @@ impl<'a> ChatEncoder<'a> {
                 Content::ProviderItem(item) if item.format == NAME => self.item(&item.data, &mut extra),
                 Content::Attachment(attachment) => {
                     let why = "the wire format does not support files in assistant messages";
-                    parts.push(ContentPart::Text(mention(self.request, message, attachment, why)?.into()));
+                    parts
+                        .push(ChatContentPart::Text(mention(self.request, message, attachment, why)?.into()));
                 }
                 _ => {}
             }
@@ -400,11 +401,11 @@ impl<'a> ChatEncoder<'a> {
         }
     }
 
-    fn attachment(&self, attachment: &Attachment) -> Result<ContentPart<'a>, ProviderError> {
+    fn attachment(&self, attachment: &Attachment) -> Result<ChatContentPart<'a>, ProviderError> {
         let media_type = encoding::essence(attachment);
         let (kind, subtype) = media_type.split_once('/').unwrap_or((&media_type, ""));
         if let Some(text) = encoding::inlined(self.request, attachment)? {
-            return Ok(ContentPart::Text(text.into()));
+            return Ok(ChatContentPart::Text(text.into()));
         }
         let files = self.chat.files;
         let data = matches!(files, Files::Data | Files::DataOrUrl);
@@ -452,10 +453,10 @@ impl<'a> ChatEncoder<'a> {
                     }
                     (Files::ImageData, _) => "the service supports only images and text files, as base64",
                 };
-                return Ok(ContentPart::Text(placeholder(self.request, attachment, why)?.into()));
+                return Ok(ChatContentPart::Text(placeholder(self.request, attachment, why)?.into()));
             }
         };
-        Ok(ContentPart::Other(part))
+        Ok(ChatContentPart::Other(part))
     }
 }
 
@@ -474,16 +475,16 @@ fn call_id(id: &str) -> Cow<'_, str> {
 
 /// Returns the content of a message, or `None` if all parts are blank. Content that consists only of text is returned
 /// as a single string, because the simplest servers require a string.
-fn content(mut parts: Vec<ContentPart<'_>>) -> Option<Value> {
-    parts.retain(|part| !matches!(part, ContentPart::Text(text) if text.trim().is_empty()));
+fn content(mut parts: Vec<ChatContentPart<'_>>) -> Option<Value> {
+    parts.retain(|part| !matches!(part, ChatContentPart::Text(text) if text.trim().is_empty()));
     if parts.is_empty() {
         return None;
     }
     let texts: Option<Vec<&str>> = parts
         .iter()
         .map(|part| match part {
-            ContentPart::Text(text) => Some(&**text),
-            ContentPart::Other(_) => None,
+            ChatContentPart::Text(text) => Some(&**text),
+            ChatContentPart::Other(_) => None,
         })
         .collect();
     Some(match texts {
@@ -491,8 +492,8 @@ fn content(mut parts: Vec<ContentPart<'_>>) -> Option<Value> {
         None => parts
             .into_iter()
             .map(|part| match part {
-                ContentPart::Text(text) => json!({"type": "text", "text": text}),
-                ContentPart::Other(value) => value,
+                ChatContentPart::Text(text) => json!({"type": "text", "text": text}),
+                ChatContentPart::Other(value) => value,
             })
             .collect(),
     })
@@ -511,21 +512,21 @@ impl ChatEncoder<'_> {
     fn thinking(&mut self) -> Result<(), ProviderError> {
         let with_tools = !self.chat.tools_beside_effort && self.out.body.contains_key("tools");
         match self.traits.chat_tools {
-            ChatTools::Never if with_tools => {
+            ChatToolSupport::Never if with_tools => {
                 let message = format!(
                     "{} does not support tools in Chat Completions; use {RESPONSES}",
                     self.request.model
                 );
                 return Err(ProviderError::new(ProviderErrorKind::Unsupported, message));
             }
-            ChatTools::IfOff if with_tools => {
+            ChatToolSupport::IfOff if with_tools => {
                 self.out.set("reasoning_effort", "none");
                 // The model reasons by default, so the warning is also needed if the option is not set.
                 if self.request.options.thinking().is_none_or(ThinkingMode::is_on) {
                     self.out.warn(at_rest());
                 }
             }
-            ChatTools::WithoutEffort if with_tools => {
+            ChatToolSupport::WithoutEffort if with_tools => {
                 if self.request.options.thinking().is_some_and(ThinkingMode::is_on) {
                     self.out.warn(at_rest());
                 }

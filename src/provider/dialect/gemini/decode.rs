@@ -17,11 +17,11 @@ use crate::{
         dialect::{
             Decoder, Frame,
             decoding::{
-                Alternatives, AnswerBlocks, CallIds, Decoded, Metadata, Strays, TextKind, bad,
-                skip_unreadable, tamed,
+                DecodeResult, ImplicitResponseBlocks, ResponseAlternatives, ResponseMetadata,
+                ResponseToolCallIds, StrayEvents, TextBlockKind, bad, skip_unreadable, tamed,
             },
             error::{self, is_error},
-            lenient::{Arguments, LatestUsage, LenientCount, LenientText, ReportedUsage},
+            lenient::{LatestUsage, LenientCount, LenientText, ReportedUsage, ToolCallArguments},
         },
     },
 };
@@ -91,7 +91,7 @@ struct GeminiCall<'a> {
     #[serde(borrow, default)]
     name: LenientText<'a>,
     #[serde(borrow, default)]
-    args: Arguments<'a>,
+    args: ToolCallArguments<'a>,
     /// Parts of the arguments, if the request asks for them with `streamFunctionCallArguments`.
     #[serde(rename = "partialArgs", default)]
     partial_args: Option<Vec<Value>>,
@@ -166,13 +166,13 @@ fn parse_chunks(data: &str) -> Result<Vec<GeminiChunk<'_>>, serde_json::Error> {
 /// why the prompt was blocked. A usage report may follow.
 #[derive(Default)]
 pub(super) struct GeminiDecoder {
-    alternatives: Alternatives,
-    strays: Strays,
-    blocks: AnswerBlocks,
-    ids: CallIds,
+    alternatives: ResponseAlternatives,
+    strays: StrayEvents,
+    blocks: ImplicitResponseBlocks,
+    ids: ResponseToolCallIds,
     /// The call whose arguments are not complete yet.
     open_call: Option<GeminiOpenCall>,
-    metadata: Metadata,
+    metadata: ResponseMetadata,
     /// Whether the provider data has members that are emitted only at the end of the response.
     has_more_data: bool,
     usage: LatestUsage,
@@ -183,7 +183,7 @@ pub(super) struct GeminiDecoder {
 }
 
 impl GeminiDecoder {
-    fn chunk(&mut self, chunk: GeminiChunk<'_>, data: &str, deltas: &mut Vec<Delta>) -> Decoded {
+    fn chunk(&mut self, chunk: GeminiChunk<'_>, data: &str, deltas: &mut Vec<Delta>) -> DecodeResult {
         if chunk.error.as_ref().is_some_and(|error| is_error(error)) {
             return Err(error_text(data));
         }
@@ -212,7 +212,12 @@ impl GeminiDecoder {
         }
     }
 
-    fn candidate(&mut self, candidate: GeminiCandidate<'_>, data: &str, deltas: &mut Vec<Delta>) -> Decoded {
+    fn candidate(
+        &mut self,
+        candidate: GeminiCandidate<'_>,
+        data: &str,
+        deltas: &mut Vec<Delta>,
+    ) -> DecodeResult {
         let parts = candidate.content.and_then(|content| content.parts);
         for part in parts.into_iter().flatten().flatten() {
             self.part(part, data, deltas)?;
@@ -242,7 +247,7 @@ impl GeminiDecoder {
         Ok(())
     }
 
-    fn part(&mut self, part: GeminiPart<'_>, data: &str, deltas: &mut Vec<Delta>) -> Decoded {
+    fn part(&mut self, part: GeminiPart<'_>, data: &str, deltas: &mut Vec<Delta>) -> DecodeResult {
         let GeminiPart { text, thought, signature, call, data: file, mut other } = part;
         if let Some(call) = call {
             return self.call(&call, signature.as_str(), data, deltas);
@@ -274,7 +279,7 @@ impl GeminiDecoder {
         let grow = |index| Delta::Extend { index, part: Part::Text(text.to_owned()) };
         if signature.is_empty() {
             if !text.is_empty() {
-                let kind = if thought { TextKind::Thinking } else { TextKind::Text };
+                let kind = if thought { TextBlockKind::Thinking } else { TextBlockKind::Text };
                 let index = self.blocks.of(kind, deltas);
                 deltas.push(grow(index));
             }
@@ -296,7 +301,7 @@ impl GeminiDecoder {
         signature: &str,
         data: &str,
         deltas: &mut Vec<Delta>,
-    ) -> Decoded {
+    ) -> DecodeResult {
         let name = call.name.as_str().to_owned();
         // Only the first part of a call has a name.
         let open = self.open_call.take_if(|_| name.is_empty());
@@ -365,7 +370,7 @@ impl GeminiDecoder {
         self.has_more_data = true;
     }
 
-    fn finish(&mut self, deltas: &mut Vec<Delta>) -> Decoded {
+    fn finish(&mut self, deltas: &mut Vec<Delta>) -> DecodeResult {
         let Some(reason) = self.stop.take() else {
             let message = "the stream ended before the response was complete: no chunk had a finish reason";
             return Err(self.strays.truncated(self.metadata.data.is_some(), message));
@@ -399,7 +404,7 @@ impl GeminiDecoder {
 }
 
 impl Decoder for GeminiDecoder {
-    fn decode(&mut self, frame: Frame<'_>, deltas: &mut Vec<Delta>) -> Decoded {
+    fn decode(&mut self, frame: Frame<'_>, deltas: &mut Vec<Delta>) -> DecodeResult {
         let data = frame.data.trim_ascii();
         if self.done || data.is_empty() {
             return Ok(());
@@ -430,7 +435,7 @@ impl Decoder for GeminiDecoder {
         self.stop.is_some()
     }
 
-    fn end(&mut self, deltas: &mut Vec<Delta>) -> Decoded {
+    fn end(&mut self, deltas: &mut Vec<Delta>) -> DecodeResult {
         if self.done { Ok(()) } else { self.finish(deltas) }
     }
 }

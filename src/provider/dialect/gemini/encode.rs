@@ -12,7 +12,7 @@ use crate::{
             EffortWords, Encoded,
             encoding::{self, budget_of, mention, nearest, supported_effort},
             names::ToolNames,
-            strict::{Inlining, without},
+            strict::{SchemaInlining, without},
             tool_schema::tool_schema,
         },
     },
@@ -22,7 +22,7 @@ use crate::{
     },
 };
 
-type Object = Map<String, Value>;
+type GeminiObject = Map<String, Value>;
 
 /// The maximum number of stop sequences that the service supports.
 const STOP_LIMIT: usize = 5;
@@ -237,7 +237,7 @@ impl GeminiEncoder<'_> {
 /// A message of the conversation, which this wire format calls a content.
 struct GeminiTurn {
     role: Role,
-    parts: Vec<Object>,
+    parts: Vec<GeminiObject>,
     /// Whether the content has only tool results.
     results: bool,
 }
@@ -302,8 +302,8 @@ impl<'a> GeminiEncoder<'a> {
         &self,
         message: &Message,
         result: &'a ToolResult,
-        moved: &mut Vec<Object>,
-    ) -> Result<Object, ProviderError> {
+        moved: &mut Vec<GeminiObject>,
+    ) -> Result<GeminiObject, ProviderError> {
         let mut texts: Vec<Cow<'_, str>> = Vec::new();
         let mut files = Vec::new();
         for block in &result.content {
@@ -339,7 +339,7 @@ impl<'a> GeminiEncoder<'a> {
             None => self.names.get(&result.name),
         };
         let answer = json!({"id": result.tool_use_id, "name": name, "response": response});
-        Ok(Object::from_iter([("functionResponse".to_owned(), answer)]))
+        Ok(GeminiObject::from_iter([("functionResponse".to_owned(), answer)]))
     }
 
     fn assistant(&mut self, message: &'a Message) -> Result<(), ProviderError> {
@@ -348,7 +348,7 @@ impl<'a> GeminiEncoder<'a> {
             signature.as_deref().filter(|signature| native && !signature.is_empty())
         };
         self.calls.clear();
-        let mut parts: Vec<Object> = Vec::new();
+        let mut parts: Vec<GeminiObject> = Vec::new();
         let mut stands = false;
         for block in &message.content {
             let (part, signature) = match block {
@@ -406,14 +406,14 @@ impl<'a> GeminiEncoder<'a> {
         Ok(())
     }
 
-    fn tool_use(&mut self, tool_use: &'a ToolUse) -> Object {
+    fn tool_use(&mut self, tool_use: &'a ToolUse) -> GeminiObject {
         let name = self.names.get(&tool_use.name);
         let call = json!({"id": tool_use.id, "name": name, "args": encoding::input_object(tool_use)});
         self.calls.insert(&tool_use.id, (self.calls.len(), name));
-        Object::from_iter([("functionCall".to_owned(), call)])
+        GeminiObject::from_iter([("functionCall".to_owned(), call)])
     }
 
-    fn push(&mut self, role: Role, parts: Vec<Object>, results: bool) {
+    fn push(&mut self, role: Role, parts: Vec<GeminiObject>, results: bool) {
         match self.turns.last_mut() {
             _ if parts.is_empty() => {}
             Some(last) if last.role == role && last.results == results => last.parts.extend(parts),
@@ -422,7 +422,7 @@ impl<'a> GeminiEncoder<'a> {
     }
 
     /// Encodes a file in the form that the service supports. Unsupported files become a text, or an error.
-    fn attachment(&self, message: &Message, attachment: &Attachment) -> Result<Object, ProviderError> {
+    fn attachment(&self, message: &Message, attachment: &Attachment) -> Result<GeminiObject, ProviderError> {
         let essence = encoding::essence(attachment);
         let media_type = match &*essence {
             "image/jpg" => "image/jpeg",
@@ -444,17 +444,17 @@ impl<'a> GeminiEncoder<'a> {
     }
 }
 
-fn part(key: &str, value: impl Into<Value>) -> Object {
-    Object::from_iter([(key.to_owned(), value.into())])
+fn part(key: &str, value: impl Into<Value>) -> GeminiObject {
+    GeminiObject::from_iter([(key.to_owned(), value.into())])
 }
 
 /// Encodes a text part. Returns `None` for a blank text, which is useless to the service. The service rejects a blank
 /// text that is the only part.
-fn text_part(text: &str) -> Option<Object> {
+fn text_part(text: &str) -> Option<GeminiObject> {
     (!text.trim().is_empty()).then(|| part("text", text))
 }
 
-fn sign(part: &mut Object, signature: &str) {
+fn sign(part: &mut GeminiObject, signature: &str) {
     part.insert("thoughtSignature".to_owned(), signature.into());
 }
 
@@ -462,15 +462,15 @@ fn sign(part: &mut Object, signature: &str) {
 /// where the model can read them. Source: `responseJsonSchema` in
 /// <https://ai.google.dev/api/generate-content#generationconfig>.
 fn restricted(schema: &Value) -> Value {
-    Restrictor { root: schema, inlining: Inlining::default() }.schema(schema)
+    GeminiSchemaRestrictor { root: schema, inlining: SchemaInlining::default() }.schema(schema)
 }
 
-struct Restrictor<'a> {
+struct GeminiSchemaRestrictor<'a> {
     root: &'a Value,
-    inlining: Inlining,
+    inlining: SchemaInlining,
 }
 
-impl Restrictor<'_> {
+impl GeminiSchemaRestrictor<'_> {
     /// Rewrites a schema.
     fn schema(&mut self, schema: &Value) -> Value {
         let Value::Object(schema) = schema else {

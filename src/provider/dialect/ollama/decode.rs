@@ -11,10 +11,11 @@ use crate::{
         dialect::{
             Decoder, Frame,
             decoding::{
-                AnswerBlocks, CallIds, Decoded, Strays, TextKind, bad, parse, skip_unreadable, tamed,
+                DecodeResult, ImplicitResponseBlocks, ResponseToolCallIds, StrayEvents, TextBlockKind, bad,
+                parse, skip_unreadable, tamed,
             },
             error::{self, is_error},
-            lenient::{Arguments, LatestUsage, LenientText, ReportedUsage},
+            lenient::{LatestUsage, LenientText, ReportedUsage, ToolCallArguments},
         },
     },
 };
@@ -27,7 +28,7 @@ struct OllamaLine<'a> {
     #[serde(borrow, default)]
     created_at: LenientText<'a>,
     #[serde(borrow, default)]
-    message: Option<Box<OllamaPiece<'a>>>,
+    message: Option<Box<OllamaMessage<'a>>>,
     #[serde(default)]
     done: Option<bool>,
     #[serde(borrow, default)]
@@ -44,7 +45,7 @@ struct OllamaLine<'a> {
 }
 
 #[derive(Deserialize)]
-struct OllamaPiece<'a> {
+struct OllamaMessage<'a> {
     #[serde(borrow, default)]
     content: LenientText<'a>,
     #[serde(borrow, default)]
@@ -67,15 +68,15 @@ struct OllamaFunction<'a> {
     #[serde(borrow, default)]
     name: LenientText<'a>,
     #[serde(borrow, default)]
-    arguments: Arguments<'a>,
+    arguments: ToolCallArguments<'a>,
 }
 
 /// Decodes one response. The response is a stream of lines up to the line with `done`, or one object.
 #[derive(Default)]
 pub(super) struct OllamaDecoder {
-    strays: Strays,
-    blocks: AnswerBlocks,
-    ids: CallIds,
+    strays: StrayEvents,
+    blocks: ImplicitResponseBlocks,
+    ids: ResponseToolCallIds,
     /// The time at which the response began, according to the server's clock. `None` before the first line of the
     /// response.
     began: Option<String>,
@@ -83,7 +84,7 @@ pub(super) struct OllamaDecoder {
 }
 
 impl OllamaDecoder {
-    fn line(&mut self, line: OllamaLine<'_>, data: &str, deltas: &mut Vec<Delta>) -> Decoded {
+    fn line(&mut self, line: OllamaLine<'_>, data: &str, deltas: &mut Vec<Delta>) -> DecodeResult {
         if line.error.as_ref().is_some_and(|error| is_error(error)) {
             return Err(error_text(data));
         }
@@ -118,8 +119,9 @@ impl OllamaDecoder {
         Ok(())
     }
 
-    fn piece(&mut self, piece: OllamaPiece<'_>, data: &str, deltas: &mut Vec<Delta>) -> Decoded {
-        for (kind, text) in [(TextKind::Thinking, piece.thinking), (TextKind::Text, piece.content)] {
+    fn piece(&mut self, piece: OllamaMessage<'_>, data: &str, deltas: &mut Vec<Delta>) -> DecodeResult {
+        for (kind, text) in [(TextBlockKind::Thinking, piece.thinking), (TextBlockKind::Text, piece.content)]
+        {
             if let Some(text) = text.into_text() {
                 let index = self.blocks.of(kind, deltas);
                 deltas.push(Delta::Extend { index, part: Part::Text(text.into_owned()) });
@@ -129,7 +131,7 @@ impl OllamaDecoder {
         calls.into_iter().try_for_each(|call| self.call(call, data, deltas))
     }
 
-    fn call(&mut self, call: OllamaToolCall<'_>, data: &str, deltas: &mut Vec<Delta>) -> Decoded {
+    fn call(&mut self, call: OllamaToolCall<'_>, data: &str, deltas: &mut Vec<Delta>) -> DecodeResult {
         let Some(name) = call.function.as_ref().map(|function| function.name.as_str().to_owned()) else {
             return Ok(());
         };
@@ -160,7 +162,7 @@ impl OllamaDecoder {
 }
 
 impl Decoder for OllamaDecoder {
-    fn decode(&mut self, frame: Frame<'_>, deltas: &mut Vec<Delta>) -> Decoded {
+    fn decode(&mut self, frame: Frame<'_>, deltas: &mut Vec<Delta>) -> DecodeResult {
         let data = frame.data.trim_ascii();
         if self.done || data.is_empty() {
             return Ok(());
@@ -178,7 +180,7 @@ impl Decoder for OllamaDecoder {
         self.done
     }
 
-    fn end(&mut self, _deltas: &mut Vec<Delta>) -> Decoded {
+    fn end(&mut self, _deltas: &mut Vec<Delta>) -> DecodeResult {
         if self.done {
             return Ok(());
         }

@@ -9,8 +9,8 @@ use serde_json::Value;
 use super::{
     NAME,
     item::{
-        self, ItemKind, ItemState, ReasoningItem, Repetition, ResponseBlocks, ResponseCall, ResponseItem,
-        ShownReasoning, list, text,
+        self, RepeatedTextMatch, ResponsesBlockEmitter, ResponsesFunctionCall, ResponsesItem,
+        ResponsesItemKind, ResponsesItemState, ResponsesReasoningItem, ResponsesReasoningKind, list, text,
     },
 };
 use crate::{
@@ -19,7 +19,7 @@ use crate::{
         BlockStart, Delta, Fold, Part, ProviderError, ProviderErrorKind, StopReason,
         dialect::{
             Decoder, Frame,
-            decoding::{Decoded, Metadata, bad, may_be_own, parse, tamed},
+            decoding::{DecodeResult, ResponseMetadata, bad, may_be_own, parse, tamed},
             error::{self, is_error},
             lenient::{LatestUsage, LenientCount, LenientText, ReportedUsage},
         },
@@ -73,8 +73,8 @@ impl ResponsesEvent<'_> {
     }
 
     /// Returns the id and the index of the item that the event belongs to, as far as the event contains them.
-    fn place(&self) -> ItemRef<'_> {
-        ItemRef { id: self.item_id.as_str(), index: self.output_index.0 }
+    fn place(&self) -> ResponsesItemRef<'_> {
+        ResponsesItemRef { id: self.item_id.as_str(), index: self.output_index.0 }
     }
 }
 
@@ -85,7 +85,7 @@ fn take(text: &mut LenientText<'_>) -> String {
 
 /// A reference to an item.
 #[derive(Clone, Copy, Debug)]
-struct ItemRef<'a> {
+struct ResponsesItemRef<'a> {
     /// The id of the item. Empty if the event has none.
     id: &'a str,
     /// The position of the item in the output.
@@ -105,13 +105,13 @@ fn is_foreign(name: &str) -> bool {
 /// neither indices nor the end of arguments, and other servers send no deltas.
 #[derive(Debug, Default)]
 pub(super) struct ResponsesDecoder {
-    answer: ResponseItems,
-    metadata: Metadata,
+    answer: ResponsesItems,
+    metadata: ResponseMetadata,
     done: bool,
 }
 
 impl Decoder for ResponsesDecoder {
-    fn decode(&mut self, frame: Frame<'_>, deltas: &mut Vec<Delta>) -> Decoded {
+    fn decode(&mut self, frame: Frame<'_>, deltas: &mut Vec<Delta>) -> DecodeResult {
         let data = frame.data.trim_ascii();
         // Skip `[DONE]`, which ends the streams of another wire format. Services that implement both wire formats also
         // send it in this one.
@@ -141,7 +141,7 @@ impl Decoder for ResponsesDecoder {
         self.done
     }
 
-    fn end(&mut self, _deltas: &mut Vec<Delta>) -> Decoded {
+    fn end(&mut self, _deltas: &mut Vec<Delta>) -> DecodeResult {
         if self.done {
             return Ok(());
         }
@@ -158,7 +158,7 @@ impl ResponsesDecoder {
         mut event: ResponsesEvent<'_>,
         data: &str,
         deltas: &mut Vec<Delta>,
-    ) -> Decoded {
+    ) -> DecodeResult {
         let kind = std::mem::take(&mut event.kind);
         let kind = if kind.as_str().is_empty() { name } else { kind.as_str() };
         match kind {
@@ -173,13 +173,13 @@ impl ResponsesDecoder {
             }
             "response.reasoning_summary_text.delta" => {
                 let (part, more) = (event.summary_index.0, event.delta.as_str());
-                self.answer.reasoning(event.place(), ShownReasoning::Summary, part, more, deltas)
+                self.answer.reasoning(event.place(), ResponsesReasoningKind::Summary, part, more, deltas)
             }
             // `response.reasoning.delta` is the former name of `response.reasoning_text.delta`. Some servers still use
             // it.
             "response.reasoning_text.delta" | "response.reasoning.delta" => {
                 let (part, more) = (event.content_index.0, event.delta.as_str());
-                self.answer.reasoning(event.place(), ShownReasoning::Content, part, more, deltas)
+                self.answer.reasoning(event.place(), ResponsesReasoningKind::Content, part, more, deltas)
             }
             "response.output_text.done" => {
                 self.answer.whole_text(event.place(), event.content_index.0, event.text.as_str(), deltas)
@@ -230,7 +230,7 @@ impl ResponsesDecoder {
         self.metadata.emit(NAME, "id", text(response, "id"), text(response, "model"), deltas);
     }
 
-    fn finish(&mut self, kind: &str, response: &Value, data: &str, deltas: &mut Vec<Delta>) -> Decoded {
+    fn finish(&mut self, kind: &str, response: &Value, data: &str, deltas: &mut Vec<Delta>) -> DecodeResult {
         self.emit_metadata(response, deltas);
         if let Some(report) = response.get("usage") {
             LatestUsage::default().report(ReportedUsage::of("usage", "", report), read_usage, deltas);
@@ -267,7 +267,7 @@ impl ResponsesDecoder {
         };
         deltas.push(Delta::stop(reason));
         self.done = true;
-        self.answer = ResponseItems::default();
+        self.answer = ResponsesItems::default();
         Ok(())
     }
 }
@@ -298,8 +298,8 @@ fn read_usage(report: &mut ReportedUsage<'_>) -> Usage {
 
 /// The items of one response. Finds the item that an event belongs to, and applies the event to that item.
 #[derive(Debug, Default)]
-struct ResponseItems {
-    items: Vec<ResponseItem>,
+struct ResponsesItems {
+    items: Vec<ResponsesItem>,
     /// Maps the id of each item to its position.
     ids: HashMap<String, usize>,
     /// The number of blocks so far.
@@ -313,19 +313,24 @@ struct ResponseItems {
     warned: bool,
 }
 
-impl ResponseItems {
+impl ResponsesItems {
     /// Returns whether the response contains a tool call whose block has started.
     fn has_calls(&self) -> bool {
-        self.items.iter().any(|item| matches!(&item.state, ItemState::Call(call) if call.is_emitted()))
+        self.items
+            .iter()
+            .any(|item| matches!(&item.state, ResponsesItemState::Call(call) if call.is_emitted()))
     }
 
     /// Begins an item. If the item is already known, and is a call whose block has not started, starts the block.
-    fn add(&mut self, whole: &Value, index: Option<u64>, deltas: &mut Vec<Delta>) -> Decoded {
-        let place = ItemRef { id: text(whole, "id"), index };
+    fn add(&mut self, whole: &Value, index: Option<u64>, deltas: &mut Vec<Delta>) -> DecodeResult {
+        let place = ResponsesItemRef { id: text(whole, "id"), index };
         let known = match place.id {
             // If the service sends no id, the index identifies the item. Some services send no indices either.
             "" => self.items.iter().position(|item| {
-                index.is_some() && item.index == index && item.kind() == ItemKind::of(whole) && !item.done
+                index.is_some()
+                    && item.index == index
+                    && item.kind() == ResponsesItemKind::of(whole)
+                    && !item.done
             }),
             _ => self.named(whole),
         };
@@ -334,8 +339,8 @@ impl ResponseItems {
         };
         // The arguments of a tool call may have arrived before the item of the call, so the block of the call may start
         // now.
-        if let ItemState::Call(call) = &mut self.items[at].state {
-            call.start(whole, &mut ResponseBlocks { count: &mut self.blocks, deltas });
+        if let ResponsesItemState::Call(call) = &mut self.items[at].state {
+            call.start(whole, &mut ResponsesBlockEmitter { count: &mut self.blocks, deltas });
         }
         self.check_blocks()
     }
@@ -343,28 +348,28 @@ impl ResponseItems {
     fn push(
         &mut self,
         whole: &Value,
-        place: ItemRef<'_>,
+        place: ResponsesItemRef<'_>,
         deltas: &mut Vec<Delta>,
     ) -> Result<usize, ProviderError> {
         let at = self.items.len();
         if at >= Fold::MAX_BLOCKS {
             return Err(broken(format!("more than {} items in one response", Fold::MAX_BLOCKS)));
         }
-        let mut blocks = ResponseBlocks { count: &mut self.blocks, deltas };
+        let mut blocks = ResponsesBlockEmitter { count: &mut self.blocks, deltas };
         let (mut kept, mut call_id) = (place.id.len(), "");
-        let state = match ItemKind::of(whole) {
-            ItemKind::Message => ItemState::Message(Vec::new()),
-            ItemKind::Reasoning => ItemState::Reasoning(ReasoningItem::default()),
-            ItemKind::Call => {
+        let state = match ResponsesItemKind::of(whole) {
+            ResponsesItemKind::Message => ResponsesItemState::Message(Vec::new()),
+            ResponsesItemKind::Reasoning => ResponsesItemState::Reasoning(ResponsesReasoningItem::default()),
+            ResponsesItemKind::Call => {
                 call_id = text(whole, "call_id");
-                let mut call = ResponseCall::holding(item::arguments(whole).unwrap_or_default());
+                let mut call = ResponsesFunctionCall::holding(item::arguments(whole).unwrap_or_default());
                 call.start(whole, &mut blocks);
                 kept += call_id.len() + call.held();
-                ItemState::Call(call)
+                ResponsesItemState::Call(call)
             }
-            ItemKind::Opaque => {
+            ResponsesItemKind::Opaque => {
                 let item = ProviderItem::new(NAME, whole.clone());
-                ItemState::Opaque { block: blocks.start(BlockStart::ProviderItem(item)) }
+                ResponsesItemState::Opaque { block: blocks.start(BlockStart::ProviderItem(item)) }
             }
         };
         self.keep(kept)?;
@@ -372,7 +377,7 @@ impl ResponseItems {
             self.ids.insert(place.id.to_owned(), at);
         }
         let call_id = call_id.to_owned();
-        self.items.push(ResponseItem { index: place.index, call_id, done: false, state });
+        self.items.push(ResponsesItem { index: place.index, call_id, done: false, state });
         self.check_blocks()?;
         Ok(at)
     }
@@ -381,8 +386,8 @@ impl ResponseItems {
     /// `None` if the whole item was already emitted.
     fn open(
         &mut self,
-        place: ItemRef<'_>,
-        kind: ItemKind,
+        place: ResponsesItemRef<'_>,
+        kind: ResponsesItemKind,
         deltas: &mut Vec<Delta>,
     ) -> Result<Option<usize>, ProviderError> {
         let at = self.ids.get(place.id).copied().or_else(|| self.unnamed(place, kind));
@@ -395,9 +400,9 @@ impl ResponseItems {
             }
             None => {
                 let stub = match kind {
-                    ItemKind::Message => "message",
-                    ItemKind::Reasoning => "reasoning",
-                    ItemKind::Call | ItemKind::Opaque => "function_call",
+                    ResponsesItemKind::Message => "message",
+                    ResponsesItemKind::Reasoning => "reasoning",
+                    ResponsesItemKind::Call | ResponsesItemKind::Opaque => "function_call",
                 };
                 self.push(&serde_json::json!({"type": stub}), place, deltas).map(Some)
             }
@@ -406,8 +411,8 @@ impl ResponseItems {
 
     /// Finds the item for an unknown id. Some services give an item another id in each event but always the same index.
     /// Other services send neither ids nor indices, or give all items the same index.
-    fn unnamed(&self, place: ItemRef<'_>, kind: ItemKind) -> Option<usize> {
-        let fits = |item: &ResponseItem| item.kind() == kind && !item.done;
+    fn unnamed(&self, place: ResponsesItemRef<'_>, kind: ResponsesItemKind) -> Option<usize> {
+        let fits = |item: &ResponsesItem| item.kind() == kind && !item.done;
         let at_index = self.items.iter().rposition(|item| place.index.is_some() && item.index == place.index);
         at_index
             .filter(|at| place.id.is_empty() || fits(&self.items[*at]))
@@ -417,18 +422,18 @@ impl ResponseItems {
     /// Appends text to a message.
     fn text(
         &mut self,
-        place: ItemRef<'_>,
+        place: ResponsesItemRef<'_>,
         part: Option<u64>,
         more: String,
         deltas: &mut Vec<Delta>,
-    ) -> Decoded {
+    ) -> DecodeResult {
         if more.is_empty() {
             return Ok(());
         }
-        if let Some(at) = self.open(place, ItemKind::Message, deltas)?
-            && let ItemState::Message(sections) = &mut self.items[at].state
+        if let Some(at) = self.open(place, ResponsesItemKind::Message, deltas)?
+            && let ResponsesItemState::Message(sections) = &mut self.items[at].state
         {
-            let mut blocks = ResponseBlocks { count: &mut self.blocks, deltas };
+            let mut blocks = ResponsesBlockEmitter { count: &mut self.blocks, deltas };
             item::grow_message(sections, part, more, &mut blocks);
         }
         self.check_blocks()
@@ -437,15 +442,15 @@ impl ResponseItems {
     /// Completes the text of a part of a message.
     fn whole_text(
         &mut self,
-        place: ItemRef<'_>,
+        place: ResponsesItemRef<'_>,
         part: Option<u64>,
         whole: &str,
         deltas: &mut Vec<Delta>,
-    ) -> Decoded {
-        if let Some(at) = self.open(place, ItemKind::Message, deltas)?
-            && let ItemState::Message(sections) = &mut self.items[at].state
+    ) -> DecodeResult {
+        if let Some(at) = self.open(place, ResponsesItemKind::Message, deltas)?
+            && let ResponsesItemState::Message(sections) = &mut self.items[at].state
         {
-            let mut blocks = ResponseBlocks { count: &mut self.blocks, deltas };
+            let mut blocks = ResponsesBlockEmitter { count: &mut self.blocks, deltas };
             let repetition = item::complete_section(sections, part, whole, &mut blocks);
             self.warn_if_differs(repetition, deltas);
         }
@@ -455,50 +460,60 @@ impl ResponseItems {
     /// Appends text to the readable reasoning.
     fn reasoning(
         &mut self,
-        place: ItemRef<'_>,
-        shown: ShownReasoning,
+        place: ResponsesItemRef<'_>,
+        shown: ResponsesReasoningKind,
         part: Option<u64>,
         more: &str,
         deltas: &mut Vec<Delta>,
-    ) -> Decoded {
-        if let Some(at) = self.open(place, ItemKind::Reasoning, deltas)?
-            && let ItemState::Reasoning(reasoning) = &mut self.items[at].state
+    ) -> DecodeResult {
+        if let Some(at) = self.open(place, ResponsesItemKind::Reasoning, deltas)?
+            && let ResponsesItemState::Reasoning(reasoning) = &mut self.items[at].state
         {
-            reasoning.grow(shown, part, more, &mut ResponseBlocks { count: &mut self.blocks, deltas });
+            reasoning.grow(shown, part, more, &mut ResponsesBlockEmitter { count: &mut self.blocks, deltas });
         }
         self.check_blocks()
     }
 
     /// Appends text to a tool call's arguments.
-    fn arguments(&mut self, place: ItemRef<'_>, more: String, deltas: &mut Vec<Delta>) -> Decoded {
-        if let Some(at) = self.open(place, ItemKind::Call, deltas)?
-            && let ItemState::Call(call) = &mut self.items[at].state
+    fn arguments(
+        &mut self,
+        place: ResponsesItemRef<'_>,
+        more: String,
+        deltas: &mut Vec<Delta>,
+    ) -> DecodeResult {
+        if let Some(at) = self.open(place, ResponsesItemKind::Call, deltas)?
+            && let ResponsesItemState::Call(call) = &mut self.items[at].state
         {
             if !call.is_emitted() {
                 self.kept = grown(self.kept, more.len())?;
             }
-            call.grow(more, &mut ResponseBlocks { count: &mut self.blocks, deltas });
+            call.grow(more, &mut ResponsesBlockEmitter { count: &mut self.blocks, deltas });
         }
         Ok(())
     }
 
     /// Completes a tool call's arguments.
-    fn whole_arguments(&mut self, place: ItemRef<'_>, whole: &str, deltas: &mut Vec<Delta>) -> Decoded {
-        if let Some(at) = self.open(place, ItemKind::Call, deltas)?
-            && let ItemState::Call(call) = &mut self.items[at].state
+    fn whole_arguments(
+        &mut self,
+        place: ResponsesItemRef<'_>,
+        whole: &str,
+        deltas: &mut Vec<Delta>,
+    ) -> DecodeResult {
+        if let Some(at) = self.open(place, ResponsesItemKind::Call, deltas)?
+            && let ResponsesItemState::Call(call) = &mut self.items[at].state
         {
             if !call.is_emitted() {
                 self.kept = grown(self.kept, whole.len())?;
             }
-            call.complete_arguments(whole, &mut ResponseBlocks { count: &mut self.blocks, deltas });
+            call.complete_arguments(whole, &mut ResponsesBlockEmitter { count: &mut self.blocks, deltas });
         }
         Ok(())
     }
 
     /// Completes an item, and emits the data that was not emitted yet.
-    fn complete(&mut self, whole: &Value, index: Option<u64>, deltas: &mut Vec<Delta>) -> Decoded {
-        let place = ItemRef { id: text(whole, "id"), index };
-        let kind = ItemKind::of(whole);
+    fn complete(&mut self, whole: &Value, index: Option<u64>, deltas: &mut Vec<Delta>) -> DecodeResult {
+        let place = ResponsesItemRef { id: text(whole, "id"), index };
+        let kind = ResponsesItemKind::of(whole);
         let named = self.named(whole).or_else(|| self.unnamed(place, kind));
         let at = named.filter(|at| self.items[*at].kind() == kind);
         let at = match at {
@@ -509,26 +524,26 @@ impl ResponseItems {
     }
 
     /// Adds the data of a complete item to the known item at this position.
-    fn fill(&mut self, at: usize, whole: &Value, deltas: &mut Vec<Delta>) -> Decoded {
+    fn fill(&mut self, at: usize, whole: &Value, deltas: &mut Vec<Delta>) -> DecodeResult {
         let item = &mut self.items[at];
-        if item.is_settled() || item.kind() != ItemKind::of(whole) {
+        if item.is_settled() || item.kind() != ResponsesItemKind::of(whole) {
             return Ok(());
         }
         check_count("parts", list(whole, "content"))?;
         item.done = true;
-        let mut blocks = ResponseBlocks { count: &mut self.blocks, deltas };
+        let mut blocks = ResponsesBlockEmitter { count: &mut self.blocks, deltas };
         match &mut item.state {
-            ItemState::Message(sections) => {
+            ResponsesItemState::Message(sections) => {
                 self.refused |= item::is_refusal(whole);
                 let repetition = item::complete_message(sections, whole, &mut blocks);
                 self.warn_if_differs(repetition, deltas);
             }
-            ItemState::Reasoning(reasoning) => reasoning.complete(whole, &mut blocks),
-            ItemState::Call(call) => {
+            ResponsesItemState::Reasoning(reasoning) => reasoning.complete(whole, &mut blocks),
+            ResponsesItemState::Call(call) => {
                 call.complete(whole, &mut blocks);
                 text(whole, "call_id").clone_into(&mut item.call_id);
             }
-            ItemState::Opaque { block } => {
+            ResponsesItemState::Opaque { block } => {
                 blocks.extend(*block, Part::Item(whole.clone()));
                 blocks.end(*block);
                 let answered = item::answered(whole);
@@ -540,7 +555,7 @@ impl ResponseItems {
     }
 
     /// Completes the response. Emits the data that was not emitted yet, and emits no data twice.
-    fn finish(&mut self, output: &[Value], deltas: &mut Vec<Delta>) -> Decoded {
+    fn finish(&mut self, output: &[Value], deltas: &mut Vec<Delta>) -> DecodeResult {
         check_count("items", output)?;
         let streamed = self.items.len();
         let mut claimed = vec![false; streamed];
@@ -557,20 +572,20 @@ impl ResponseItems {
         // No final item in `nameless` was streamed under its id. If an unclaimed streamed item has the same kind, it is
         // taken to be the same item under another id. If there is none, the final item was not streamed, and is added.
         for whole in nameless {
-            let kind = ItemKind::of(whole);
+            let kind = ResponsesItemKind::of(whole);
             let at = (0..streamed).find(|at| !claimed[*at] && self.items[*at].kind() == kind);
             let at = match at {
                 Some(at) => at,
-                None => self.push(whole, ItemRef { id: text(whole, "id"), index: None }, deltas)?,
+                None => self.push(whole, ResponsesItemRef { id: text(whole, "id"), index: None }, deltas)?,
             };
             if let Some(claimed) = claimed.get_mut(at) {
                 *claimed = true;
             }
             self.fill(at, whole, deltas)?;
         }
-        let mut blocks = ResponseBlocks { count: &mut self.blocks, deltas };
+        let mut blocks = ResponsesBlockEmitter { count: &mut self.blocks, deltas };
         for item in &mut self.items {
-            if let ItemState::Call(call) = &mut item.state {
+            if let ResponsesItemState::Call(call) = &mut item.state {
                 call.give_up(&mut blocks).map_err(broken)?;
             }
         }
@@ -590,13 +605,13 @@ impl ResponseItems {
     fn same(&self, whole: &Value) -> Option<usize> {
         self.named(whole).or_else(|| {
             let call_id = text(whole, "call_id");
-            let same = |item: &ResponseItem| !call_id.is_empty() && item.call_id == call_id;
+            let same = |item: &ResponsesItem| !call_id.is_empty() && item.call_id == call_id;
             self.items.iter().position(same)
         })
     }
 
-    fn warn_if_differs(&mut self, repetition: Repetition, deltas: &mut Vec<Delta>) {
-        if repetition == Repetition::Differs && !self.warned {
+    fn warn_if_differs(&mut self, repetition: RepeatedTextMatch, deltas: &mut Vec<Delta>) {
+        if repetition == RepeatedTextMatch::Differs && !self.warned {
             self.warned = true;
             let warning = "the complete text at the end of the response differs from the streamed text: \
                            the streamed text is kept, and its end may be missing";
@@ -604,13 +619,13 @@ impl ResponseItems {
         }
     }
 
-    fn keep(&mut self, bytes: usize) -> Decoded {
+    fn keep(&mut self, bytes: usize) -> DecodeResult {
         self.kept = grown(self.kept, bytes)?;
         Ok(())
     }
 
     /// Checks the limit of blocks in a message early, so that the deltas of an event cannot grow without end.
-    fn check_blocks(&self) -> Decoded {
+    fn check_blocks(&self) -> DecodeResult {
         if self.blocks > Fold::MAX_BLOCKS {
             return Err(broken(format!("more than {} blocks in one response", Fold::MAX_BLOCKS)));
         }
@@ -619,7 +634,7 @@ impl ResponseItems {
 }
 
 /// Rejects a list that exceeds the limit of blocks in a message. The check is made before the list is read.
-fn check_count(what: &str, list: &[Value]) -> Decoded {
+fn check_count(what: &str, list: &[Value]) -> DecodeResult {
     if list.len() > Fold::MAX_BLOCKS {
         return Err(broken(format!("more than {} {what} in one response", Fold::MAX_BLOCKS)));
     }

@@ -247,7 +247,7 @@ struct ResponsesInput<'a> {
     request: &'a Request,
     names: &'a ToolNames<'a>,
     reasoning: ReasoningItems,
-    ids: InputCallIds<'a>,
+    ids: ResponsesInputCallIds<'a>,
     /// The callers of the tool calls that the model did not make itself, for example calls by a program that the
     /// service runs. Only the calls of the last response are included. The result of such a call must repeat its
     /// caller.
@@ -268,7 +268,7 @@ impl<'a> ResponsesInput<'a> {
         names: &'a ToolNames<'a>,
         format: &OpenAiResponses,
     ) -> Result<Vec<Value>, ProviderError> {
-        let ids = InputCallIds::default();
+        let ids = ResponsesInputCallIds::default();
         let items = request.history.iter().flat_map(|message| &message.content).filter_map(own_item);
         let answered = items.filter_map(answered).collect();
         let reasoning = format.reasoning;
@@ -543,14 +543,14 @@ fn reasoning_item(thinking: &Thinking, wanted: ReasoningItems) -> Option<Value> 
 /// id depends only on earlier calls, so that the encoded beginning of a conversation stays the same when the
 /// conversation grows.
 #[derive(Default)]
-struct InputCallIds<'a> {
+struct ResponsesInputCallIds<'a> {
     taken: HashSet<String>,
     /// For each id of a call, its id on the wire, and how many calls have had the id so far. If several calls share an
     /// id, the entry is that of the latest call, because a result directly follows its call.
     sent: HashMap<&'a str, (String, usize)>,
 }
 
-impl<'a> InputCallIds<'a> {
+impl<'a> ResponsesInputCallIds<'a> {
     fn assign(&mut self, id: &'a str) -> String {
         let mut uses = self.sent.get(id).map_or(0, |(_, uses)| *uses);
         let wire = loop {

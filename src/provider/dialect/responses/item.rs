@@ -47,7 +47,7 @@ pub(super) fn answered(item: &Value) -> Option<&str> {
 
 /// The kind of an item.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum ItemKind {
+pub(super) enum ResponsesItemKind {
     Message,
     Reasoning,
     Call,
@@ -55,7 +55,7 @@ pub(super) enum ItemKind {
     Opaque,
 }
 
-impl ItemKind {
+impl ResponsesItemKind {
     pub(super) fn of(item: &Value) -> Self {
         match text(item, "type") {
             "message" => Self::Message,
@@ -78,39 +78,39 @@ impl ItemKind {
 
 /// An item of the response.
 #[derive(Debug)]
-pub(super) struct ResponseItem {
+pub(super) struct ResponsesItem {
     /// The position of the item in the output, if the service sends it.
     pub(super) index: Option<u64>,
     /// The id with which a result refers to a function call. Empty for other items.
     pub(super) call_id: String,
     /// Whether the end of the item was received. Later content belongs to another item.
     pub(super) done: bool,
-    pub(super) state: ItemState,
+    pub(super) state: ResponsesItemState,
 }
 
 /// The growing content of an item.
 #[derive(Debug)]
-pub(super) enum ItemState {
-    Message(Vec<MessageSection>),
-    Reasoning(ReasoningItem),
-    Call(ResponseCall),
+pub(super) enum ResponsesItemState {
+    Message(Vec<ResponsesMessagePart>),
+    Reasoning(ResponsesReasoningItem),
+    Call(ResponsesFunctionCall),
     Opaque { block: usize },
 }
 
 /// A part of a message. Each part becomes a block.
 #[derive(Debug)]
-pub(super) struct MessageSection {
+pub(super) struct ResponsesMessagePart {
     /// The index of the part on the wire.
     index: u64,
     block: usize,
-    received: ReceivedText,
+    received: ReceivedTextDigest,
 }
 
 /// A function call. Its block starts when its name is known.
 #[derive(Debug, Default)]
-pub(super) struct ResponseCall {
+pub(super) struct ResponsesFunctionCall {
     block: Option<usize>,
-    received: ReceivedText,
+    received: ReceivedTextDigest,
     signed: bool,
     /// Arguments that arrived before the name, or with the start of the item. They are used unless other arguments
     /// arrive.
@@ -119,7 +119,7 @@ pub(super) struct ResponseCall {
 
 /// The relation between a complete text and the deltas received before it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Repetition {
+pub(super) enum RepeatedTextMatch {
     /// The received text is complete, or its missing part was appended.
     Fits,
     /// The complete text is longer than the received text and does not continue it.
@@ -127,12 +127,12 @@ pub(super) enum Repetition {
 }
 
 /// Emits the deltas of blocks.
-pub(super) struct ResponseBlocks<'a> {
+pub(super) struct ResponsesBlockEmitter<'a> {
     pub(super) count: &'a mut usize,
     pub(super) deltas: &'a mut Vec<Delta>,
 }
 
-impl ResponseBlocks<'_> {
+impl ResponsesBlockEmitter<'_> {
     pub(super) fn start(&mut self, block: BlockStart) -> usize {
         let index = *self.count;
         *self.count += 1;
@@ -152,7 +152,7 @@ impl ResponseBlocks<'_> {
     fn append_rest(
         &mut self,
         block: usize,
-        received: &mut ReceivedText,
+        received: &mut ReceivedTextDigest,
         whole: &str,
         part: fn(String) -> Part,
     ) {
@@ -163,13 +163,13 @@ impl ResponseBlocks<'_> {
     }
 }
 
-impl ResponseItem {
-    pub(super) fn kind(&self) -> ItemKind {
+impl ResponsesItem {
+    pub(super) fn kind(&self) -> ResponsesItemKind {
         match self.state {
-            ItemState::Message(_) => ItemKind::Message,
-            ItemState::Reasoning(_) => ItemKind::Reasoning,
-            ItemState::Call(_) => ItemKind::Call,
-            ItemState::Opaque { .. } => ItemKind::Opaque,
+            ResponsesItemState::Message(_) => ResponsesItemKind::Message,
+            ResponsesItemState::Reasoning(_) => ResponsesItemKind::Reasoning,
+            ResponsesItemState::Call(_) => ResponsesItemKind::Call,
+            ResponsesItemState::Opaque { .. } => ResponsesItemKind::Opaque,
         }
     }
 
@@ -178,20 +178,20 @@ impl ResponseItem {
     pub(super) fn is_settled(&self) -> bool {
         self.done
             && match &self.state {
-                ItemState::Reasoning(reasoning) => reasoning.has_ended(),
-                ItemState::Call(call) => call.is_emitted(),
-                ItemState::Message(sections) => !sections.is_empty(),
-                ItemState::Opaque { .. } => true,
+                ResponsesItemState::Reasoning(reasoning) => reasoning.has_ended(),
+                ResponsesItemState::Call(call) => call.is_emitted(),
+                ResponsesItemState::Message(sections) => !sections.is_empty(),
+                ResponsesItemState::Opaque { .. } => true,
             }
     }
 }
 
 /// Appends text to a part of a message. `index` is the index of the part, if the service sends it.
 pub(super) fn grow_message(
-    sections: &mut Vec<MessageSection>,
+    sections: &mut Vec<ResponsesMessagePart>,
     index: Option<u64>,
     more: String,
-    blocks: &mut ResponseBlocks<'_>,
+    blocks: &mut ResponsesBlockEmitter<'_>,
 ) {
     let at = match index {
         Some(index) => sections.iter().rposition(|section| section.index == index),
@@ -199,7 +199,11 @@ pub(super) fn grow_message(
     };
     let at = at.unwrap_or_else(|| {
         let block = blocks.start(BlockStart::Text);
-        sections.push(MessageSection { index: index.unwrap_or(0), block, received: ReceivedText::default() });
+        sections.push(ResponsesMessagePart {
+            index: index.unwrap_or(0),
+            block,
+            received: ReceivedTextDigest::default(),
+        });
         sections.len() - 1
     });
     sections[at].received.add(&more);
@@ -208,26 +212,26 @@ pub(super) fn grow_message(
 
 /// Appends the part of a section's complete text that was not received yet.
 pub(super) fn complete_section(
-    sections: &mut Vec<MessageSection>,
+    sections: &mut Vec<ResponsesMessagePart>,
     index: Option<u64>,
     whole: &str,
-    blocks: &mut ResponseBlocks<'_>,
-) -> Repetition {
+    blocks: &mut ResponsesBlockEmitter<'_>,
+) -> RepeatedTextMatch {
     match sections.iter_mut().rfind(|section| index.is_none_or(|index| section.index == index)) {
-        Some(section) if section.received.differs(whole) => return Repetition::Differs,
+        Some(section) if section.received.differs(whole) => return RepeatedTextMatch::Differs,
         Some(section) => blocks.append_rest(section.block, &mut section.received, whole, Part::Text),
         None if whole.is_empty() => {}
         None => grow_message(sections, index, whole.to_owned(), blocks),
     }
-    Repetition::Fits
+    RepeatedTextMatch::Fits
 }
 
 /// Appends the parts of a message's complete text that were not received yet.
 pub(super) fn complete_message(
-    sections: &mut Vec<MessageSection>,
+    sections: &mut Vec<ResponsesMessagePart>,
     item: &Value,
-    blocks: &mut ResponseBlocks<'_>,
-) -> Repetition {
+    blocks: &mut ResponsesBlockEmitter<'_>,
+) -> RepeatedTextMatch {
     let parts = list(item, "content");
     let texts: Vec<&str> = parts
         .iter()
@@ -239,9 +243,9 @@ pub(super) fn complete_message(
     // At the end, a service may divide the text into other parts than before. Therefore, the total length shows whether
     // the whole text was received.
     let received: usize = sections.iter().map(|section| section.received.bytes()).sum();
-    let mut repetition = Repetition::Fits;
+    let mut repetition = RepeatedTextMatch::Fits;
     if received < texts.iter().map(|text| text.len()).sum() {
-        let continued = |section: &MessageSection| {
+        let continued = |section: &ResponsesMessagePart| {
             let whole = usize::try_from(section.index).ok().and_then(|index| texts.get(index));
             whole.is_some_and(|whole| section.received.rest(whole).is_some())
         };
@@ -250,7 +254,7 @@ pub(super) fn complete_message(
                 complete_section(sections, Some(index), whole, blocks);
             }
         } else {
-            repetition = Repetition::Differs;
+            repetition = RepeatedTextMatch::Differs;
         }
     }
     for (index, part) in (0..).zip(parts) {
@@ -285,7 +289,7 @@ fn signature(part: &Value, item: &Value) -> Option<String> {
     (!kept.is_empty()).then(|| Value::Object(kept).to_string())
 }
 
-impl ResponseCall {
+impl ResponsesFunctionCall {
     pub(super) fn holding(held: String) -> Self {
         Self { held, ..Self::default() }
     }
@@ -296,7 +300,7 @@ impl ResponseCall {
     }
 
     /// Starts the block, once the name is known.
-    pub(super) fn start(&mut self, item: &Value, blocks: &mut ResponseBlocks<'_>) {
+    pub(super) fn start(&mut self, item: &Value, blocks: &mut ResponsesBlockEmitter<'_>) {
         let name = text(item, "name");
         if self.block.is_some() || name.is_empty() {
             return;
@@ -313,14 +317,14 @@ impl ResponseCall {
 
     /// Immediately emits the data that has to be sent back with the call. If the response were interrupted before this
     /// data is emitted, the service would reject the call.
-    fn sign(&mut self, block: usize, item: &Value, blocks: &mut ResponseBlocks<'_>) {
+    fn sign(&mut self, block: usize, item: &Value, blocks: &mut ResponsesBlockEmitter<'_>) {
         if let Some(kept) = call_signature(item).filter(|_| !self.signed) {
             self.signed = true;
             blocks.extend(block, Part::Signature(kept));
         }
     }
 
-    pub(super) fn grow(&mut self, more: String, blocks: &mut ResponseBlocks<'_>) {
+    pub(super) fn grow(&mut self, more: String, blocks: &mut ResponsesBlockEmitter<'_>) {
         match self.block {
             Some(block) => {
                 self.received.add(&more);
@@ -332,7 +336,7 @@ impl ResponseCall {
 
     /// Appends the part of the complete arguments that was not received yet. Some services repeat arguments with
     /// different white space, so a difference causes no warning. The received arguments are validated later.
-    pub(super) fn complete_arguments(&mut self, whole: &str, blocks: &mut ResponseBlocks<'_>) {
+    pub(super) fn complete_arguments(&mut self, whole: &str, blocks: &mut ResponsesBlockEmitter<'_>) {
         match self.block {
             Some(block) => blocks.append_rest(block, &mut self.received, whole, Part::Input),
             None => whole.clone_into(&mut self.held),
@@ -341,7 +345,7 @@ impl ResponseCall {
 
     /// Completes the call with the data of its complete item. Does nothing if the name of the called tool is still
     /// unknown.
-    pub(super) fn complete(&mut self, item: &Value, blocks: &mut ResponseBlocks<'_>) {
+    pub(super) fn complete(&mut self, item: &Value, blocks: &mut ResponsesBlockEmitter<'_>) {
         self.start(item, blocks);
         let Some(block) = self.block else {
             return;
@@ -359,14 +363,14 @@ impl ResponseCall {
     /// # Errors
     ///
     /// Fails if the name of the called tool is still unknown.
-    pub(super) fn give_up(&mut self, blocks: &mut ResponseBlocks<'_>) -> Result<(), &'static str> {
+    pub(super) fn give_up(&mut self, blocks: &mut ResponsesBlockEmitter<'_>) -> Result<(), &'static str> {
         let block = self.block.ok_or("a function call has no name")?;
         let held = std::mem::take(&mut self.held);
         self.emit_held(block, &held, blocks);
         Ok(())
     }
 
-    fn emit_held(&mut self, block: usize, held: &str, blocks: &mut ResponseBlocks<'_>) {
+    fn emit_held(&mut self, block: usize, held: &str, blocks: &mut ResponsesBlockEmitter<'_>) {
         if self.received.bytes() == 0 {
             blocks.append_rest(block, &mut self.received, held, Part::Input);
         }
@@ -380,23 +384,23 @@ impl ResponseCall {
 
 /// A reasoning item. All of its parts form one block, which starts with the first part.
 #[derive(Debug, Default)]
-pub(super) struct ReasoningItem {
+pub(super) struct ResponsesReasoningItem {
     block: Option<usize>,
     /// The kind of text that the block contains: the summary or the reasoning itself. If a service sends both, the
     /// block contains the kind that arrives first.
-    shown: Option<ShownReasoning>,
+    shown: Option<ResponsesReasoningKind>,
     part: Option<u64>,
-    received: ReceivedText,
+    received: ReceivedTextDigest,
     ended: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum ShownReasoning {
+pub(super) enum ResponsesReasoningKind {
     Summary,
     Content,
 }
 
-impl ShownReasoning {
+impl ResponsesReasoningKind {
     const fn key(self) -> &'static str {
         match self {
             Self::Summary => "summary",
@@ -405,7 +409,7 @@ impl ShownReasoning {
     }
 }
 
-impl ReasoningItem {
+impl ResponsesReasoningItem {
     /// Returns whether the item was received completely, with all data that has to be sent back.
     pub(super) const fn has_ended(&self) -> bool {
         self.ended
@@ -415,10 +419,10 @@ impl ReasoningItem {
     /// it.
     pub(super) fn grow(
         &mut self,
-        shown: ShownReasoning,
+        shown: ResponsesReasoningKind,
         part: Option<u64>,
         more: &str,
-        blocks: &mut ResponseBlocks<'_>,
+        blocks: &mut ResponsesBlockEmitter<'_>,
     ) {
         if more.is_empty() || *self.shown.get_or_insert(shown) != shown {
             return;
@@ -434,11 +438,13 @@ impl ReasoningItem {
 
     /// Appends the part of the complete text that was not received yet, and the signature, if the item can be sent
     /// back.
-    pub(super) fn complete(&mut self, item: &Value, blocks: &mut ResponseBlocks<'_>) {
-        let there = |shown: ShownReasoning| !list(item, shown.key()).is_empty();
-        let shown = self
-            .shown
-            .or_else(|| [ShownReasoning::Summary, ShownReasoning::Content].into_iter().find(|it| there(*it)));
+    pub(super) fn complete(&mut self, item: &Value, blocks: &mut ResponsesBlockEmitter<'_>) {
+        let there = |shown: ResponsesReasoningKind| !list(item, shown.key()).is_empty();
+        let shown = self.shown.or_else(|| {
+            [ResponsesReasoningKind::Summary, ResponsesReasoningKind::Content]
+                .into_iter()
+                .find(|it| there(*it))
+        });
         let texts: Vec<&str> = match shown {
             Some(shown) => list(item, shown.key()).iter().map(|part| text(part, "text")).collect(),
             None => Vec::new(),
@@ -494,12 +500,12 @@ fn kept_reasoning(item: &Value, of_block: Option<&str>) -> Option<String> {
 /// The received text of a block, stored as its length and its digest. They are compared with the whole text that the
 /// service repeats at the end, so that the text itself need not be stored twice.
 #[derive(Clone, Debug, Default)]
-struct ReceivedText {
+struct ReceivedTextDigest {
     bytes: usize,
     digest: Hasher,
 }
 
-impl ReceivedText {
+impl ReceivedTextDigest {
     fn add(&mut self, more: &str) {
         self.bytes += more.len();
         self.digest.update(more.as_bytes());

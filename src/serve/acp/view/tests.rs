@@ -19,7 +19,7 @@ use crate::{
 async fn replay_states_the_decisions_about_tool_uses_and_the_unusual_end_of_an_answer() {
     for (reason, ended) in [(StopReason::Length, json!("length")), (StopReason::Stop, Value::Null)] {
         let snapshot = decided(&MemoryStore::new(), reason).await.snapshot().await.unwrap();
-        let updates = EditorView::new(String::new()).join(&snapshot, Joining::Loaded);
+        let updates = EditorView::new(String::new()).join(&snapshot, EditorJoinMode::Loaded);
         let updates: Vec<_> = updates.iter().map(|update| serde_json::to_value(update).unwrap()).collect();
         let results: Vec<_> =
             updates.iter().filter(|one| one["sessionUpdate"] == "tool_call_update").collect();
@@ -41,7 +41,7 @@ async fn replay_ends_with_the_newest_failed_prompt_and_its_error() {
     let session = Session::builder(MemoryStore::new()).agent(agent).create().await.unwrap();
     let replay = async || {
         let snapshot = session.snapshot().await.unwrap();
-        let updates = EditorView::new(String::new()).join(&snapshot, Joining::Loaded);
+        let updates = EditorView::new(String::new()).join(&snapshot, EditorJoinMode::Loaded);
         updates.iter().map(|update| serde_json::to_value(update).unwrap()).collect::<Vec<_>>()
     };
     session.ask("Hi").await.unwrap();
@@ -60,7 +60,7 @@ async fn replay_ends_with_the_newest_failed_prompt_and_its_error() {
 #[tokio::test]
 async fn replay_states_decisions_of_a_turn_that_left_tool_uses_open() {
     let snapshot = left_open(&MemoryStore::new()).await.snapshot().await.unwrap();
-    let updates = EditorView::new(String::new()).join(&snapshot, Joining::Loaded);
+    let updates = EditorView::new(String::new()).join(&snapshot, EditorJoinMode::Loaded);
     let updates = serde_json::to_value(updates).unwrap();
     let decided = |update: &&Value| update["_meta"]["omni.decision"]["by"] == "ben";
     let decided: Vec<_> = updates.as_array().unwrap().iter().filter(decided).collect();

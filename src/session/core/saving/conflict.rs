@@ -2,11 +2,11 @@
 
 use std::sync::Arc;
 
-use super::{Saver, StoredFlight, UnsavedRecord};
+use super::{Saver, StoredTurnInFlight, UnsavedRecord};
 use crate::{
     session::{
         SavedPart, SessionEvent, StoreReport,
-        core::{Core, Effect, Effects, Env},
+        core::{Effects, SessionCore, SessionEffect, SessionEnv},
     },
     store::{Change, Labels, StoreError, StoredState, Version},
     tree::Tree,
@@ -24,10 +24,10 @@ pub(in crate::session) struct ConflictFinding {
     pub(in crate::session) tree: Tree,
     pub(in crate::session) state: StoredState,
     /// The turn in flight.
-    pub(in crate::session) flight: Option<StoredFlight>,
+    pub(in crate::session) flight: Option<StoredTurnInFlight>,
 }
 
-impl Core {
+impl SessionCore {
     /// Processes a write in flight that failed with `error` because another writer was first. `found` is the
     /// conversation as that writer left it. If only the title or the labels differ, the session adopts them and
     /// continues. Otherwise, the session saves nothing more, because the stored conversation is no longer its own.
@@ -35,7 +35,7 @@ impl Core {
         &mut self,
         error: &StoreError,
         found: ConflictFinding,
-        env: &Env<'_>,
+        env: &SessionEnv<'_>,
         effects: &mut Effects,
     ) {
         let attempt = self.saver.attempt.take();
@@ -88,7 +88,7 @@ impl Core {
             // erased.
             self.saver.report = None;
             let report = StoreReport::Saved { what: SavedPart::State, version, through: None };
-            effects.push(Effect::Emit(SessionEvent::Store(report)));
+            effects.push(SessionEffect::Emit(SessionEvent::Store(report)));
         }
     }
 
@@ -107,7 +107,7 @@ impl Core {
     fn take_labels(&mut self, before: &Labels, labels: Labels, effects: &mut Effects) {
         if self.labels == *before && self.labels != labels {
             self.labels.clone_from(&labels);
-            effects.push(Effect::Emit(SessionEvent::Labels { labels }));
+            effects.push(SessionEffect::Emit(SessionEvent::Labels { labels }));
         }
     }
 }

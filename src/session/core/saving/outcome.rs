@@ -2,24 +2,24 @@
 
 use std::collections::VecDeque;
 
-use super::{Attempt, Job, UnsavedRecord, pace::wait};
+use super::{PendingWrite, UnsavedRecord, WriteJob, pace::wait};
 use crate::{
     error::error_chain,
     session::{
         SavedPart, SessionEvent, StoreReport,
-        core::{Core, Effect, Effects, Env},
+        core::{Effects, SessionCore, SessionEffect, SessionEnv},
     },
     store::{Change, StoreError, Version},
     subscription::EndReason,
     tree::Node,
 };
 
-impl Core {
+impl SessionCore {
     /// Processes the outcome of the write in flight.
     pub(in crate::session) fn written(
         &mut self,
         outcome: Result<Version, StoreError>,
-        env: &Env<'_>,
+        env: &SessionEnv<'_>,
         effects: &mut Effects,
     ) {
         let Some(mut attempt) = self.saver.attempt.take() else {
@@ -62,7 +62,7 @@ impl Core {
                         self.saver.report = None;
                     }
                     let report = StoreReport::Saved { what, version, through };
-                    effects.push(Effect::Emit(SessionEvent::Store(report)));
+                    effects.push(SessionEffect::Emit(SessionEvent::Store(report)));
                 }
                 // The state may have changed during the write, or between a failed attempt and the attempt that
                 // succeeded, so compare it with the stored state.
@@ -101,7 +101,8 @@ impl Core {
                 self.saver.attempt = Some(attempt);
                 let report = StoreReport::Failed { what, error: error_chain(&error), retry_in: wait };
                 self.saver.report = Some(Box::new(report.clone()));
-                effects.extend([Effect::Emit(SessionEvent::Store(report)), Effect::RetryIn(wait)]);
+                effects
+                    .extend([SessionEffect::Emit(SessionEvent::Store(report)), SessionEffect::RetryIn(wait)]);
             }
         }
     }
@@ -116,19 +117,19 @@ impl Core {
         self.saver.loss = Some(if is_unstorable { EndReason::Unstorable } else { EndReason::LostPlace });
         let report = StoreReport::Lost { error: error_chain(error) };
         self.saver.report = Some(Box::new(report.clone()));
-        effects.push(Effect::Emit(SessionEvent::Store(report)));
+        effects.push(SessionEffect::Emit(SessionEvent::Store(report)));
     }
 }
 
 #[cfg(test)]
-impl Core {
+impl SessionCore {
     /// Returns whether the write in flight would be divided if the store rejected it permanently.
     pub(in crate::session::core) fn divides(&self) -> bool {
         self.saver.attempt.as_ref().and_then(|attempt| attempt.divided()).is_some()
     }
 }
 
-impl Attempt {
+impl PendingWrite {
     /// Called if the store has rejected this attempt's write permanently. Returns the number of portions of the next
     /// write, which is half as many, so that the rejected portion is found with few writes. Returns `None` if the
     /// rejected write can't be divided.
@@ -144,7 +145,7 @@ impl Attempt {
 
 /// Returns whether a failed write means that the conversation belongs to another owner, or that another writer has
 /// changed or deleted it.
-fn is_final(error: &StoreError, job: &Job) -> bool {
+fn is_final(error: &StoreError, job: &WriteJob) -> bool {
     match error {
         StoreError::Conflict { .. }
         | StoreError::LeaseLost { .. }

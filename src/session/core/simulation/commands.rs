@@ -7,7 +7,7 @@ use crate::{
     agent::FirstMessage,
     message::{History, Purpose, RequestEnd, Usage, UsageRow},
     run::{Error, ErrorKind, Prompt, RunAt},
-    session::core::{Base, Core, Effect, Move, branching::unfit},
+    session::core::{BranchBase, PathMove, SessionCore, SessionEffect, branching::unfit},
     store::TitleBy,
     tree::{Node, NodeId},
 };
@@ -116,8 +116,8 @@ impl World {
     pub(super) fn retry(&mut self) -> Check {
         self.note(|| "retry".to_owned());
         let silent = self.ledger.under_way().cloned().filter(|_| self.left.is_some() && !self.ledger.lost);
-        let effects = self.feed(vec![], Core::retry)?;
-        let begun = effects.iter().filter(|effect| matches!(effect, Effect::Write(_))).count();
+        let effects = self.feed(vec![], SessionCore::retry)?;
+        let begun = effects.iter().filter(|effect| matches!(effect, SessionEffect::Write(_))).count();
         ensure!(silent.is_none() || begun == 1, "a write without a result is started {begun} times");
         if let Some(job) = silent {
             // The session receives the outcome of only one of the two attempts. The store may perform the other attempt
@@ -131,7 +131,7 @@ impl World {
     /// Saves all changes.
     pub(super) fn save(&mut self) -> Check {
         self.note(|| "save".to_owned());
-        self.input(vec![], Core::save)?;
+        self.input(vec![], SessionCore::save)?;
         ensure!(self.ledger.waiting().is_none(), "the failed write is not repeated");
         Ok(())
     }
@@ -142,7 +142,7 @@ impl World {
             self.rng.pick(&[None, Some(1), Some(100), Some(3000), Some(60_000)]).map(Duration::from_millis);
         self.note(|| "flush".to_owned());
         self.ledger.hurry(self.left);
-        self.input(vec![], Core::hurry)?;
+        self.input(vec![], SessionCore::hurry)?;
         ensure!(self.ledger.waiting().is_none(), "the failed write is not repeated");
         self.ledger.take_ticket(self.core.wanted());
         Ok(())
@@ -201,8 +201,8 @@ impl World {
     }
 
     /// Returns the base of a run, or the error of a faulty core.
-    fn closing(&self, begun: (Base, FirstMessage)) -> Result<(Base, FirstMessage), Error> {
-        let Move::Branch { base: Some(base), answers: None } = begun.0.then else { return Ok(begun) };
+    fn closing(&self, begun: (BranchBase, FirstMessage)) -> Result<(BranchBase, FirstMessage), Error> {
+        let PathMove::Branch { base: Some(base), answers: None } = begun.0.then else { return Ok(begun) };
         let tree = self.core.tree();
         let is_left_open = tree.node(base).is_some_and(Node::left_open);
         if self.fault == Some(LeafFault::ClosesUses)
@@ -215,17 +215,17 @@ impl World {
     }
 
     /// Returns the base of a move, or that of a faulty core.
-    fn extended(&self, node: Option<NodeId>, base: Option<Base>) -> Option<Base> {
+    fn extended(&self, node: Option<NodeId>, base: Option<BranchBase>) -> Option<BranchBase> {
         let mut tree = self.core.tree().clone();
         let end = base.as_ref().map_or(tree.head(), |base| match base.then {
-            Move::To(end) => end,
-            Move::Branch { .. } => None,
+            PathMove::To(end) => end,
+            PathMove::Branch { .. } => None,
         });
         let leaf = node.and(end).and_then(|end| tree.cursor(end));
         match leaf.filter(|_| self.fault == Some(LeafFault::Extended)) {
             Some(leaf) => {
                 tree.navigate(leaf).expect("the node exists");
-                Some(Base { history: tree.history().clone(), then: Move::To(Some(leaf)) })
+                Some(BranchBase { history: tree.history().clone(), then: PathMove::To(Some(leaf)) })
             }
             None => base,
         }
@@ -237,7 +237,7 @@ impl World {
 
     /// Makes the agent move to a new history. If `run` contains a first message, the agent starts a run on this
     /// history.
-    fn set_out(&mut self, Base { history, then }: Base, run: Option<FirstMessage>) -> Check {
+    fn set_out(&mut self, BranchBase { history, then }: BranchBase, run: Option<FirstMessage>) -> Check {
         history.check().map_err(|error| format!("the agent refuses the base: {error}"))?;
         if let Some(FirstMessage::Message(message, _)) = &run {
             let whole: History = history.iter().chain([message]).cloned().collect();
@@ -255,7 +255,7 @@ impl World {
         self.moved(with, then)
     }
 
-    fn moved(&mut self, with: crate::subscription::EventId, then: Move) -> Check {
+    fn moved(&mut self, with: crate::subscription::EventId, then: PathMove) -> Check {
         self.note(|| format!("moves with {with}: {then:?}"));
         self.model.moving = Some((with, then.clone()));
         self.core.moved(with, then);

@@ -14,7 +14,7 @@ use crate::{
     message::Timestamp,
     session::{
         SavedPart, StoreReport,
-        core::{Core, Job},
+        core::{SessionCore, WriteJob},
     },
     store::{Change, Labels, StateChange, StoreError, Stored, StoredState, TitleBy, Version, WriteId},
     tree::{Erased, Node, NodeId, Tree},
@@ -47,7 +47,7 @@ pub(super) struct Ledger {
 }
 
 struct Open {
-    job: Arc<Job>,
+    job: Arc<WriteJob>,
     moment: usize,
     /// Whether the store contains the whole content of `moment` after this write.
     is_whole: bool,
@@ -101,17 +101,17 @@ impl Ledger {
     }
 
     /// Returns the write in flight.
-    pub(super) fn under_way(&self) -> Option<&Arc<Job>> {
+    pub(super) fn under_way(&self) -> Option<&Arc<WriteJob>> {
         self.open.as_ref().filter(|open| open.under_way).map(|open| &open.job)
     }
 
     /// Returns the write that is waiting to be repeated.
-    pub(super) fn waiting(&self) -> Option<&Arc<Job>> {
+    pub(super) fn waiting(&self) -> Option<&Arc<WriteJob>> {
         self.open.as_ref().filter(|open| !open.under_way && !self.lost).map(|open| &open.job)
     }
 
     /// Checks the start of a write.
-    pub(super) fn begin(&mut self, job: Arc<Job>, left: Option<Duration>) -> Check {
+    pub(super) fn begin(&mut self, job: Arc<WriteJob>, left: Option<Duration>) -> Check {
         ensure!(!self.lost, "{job:?} after the conversation is lost");
         self.wait = silence(&job, left);
         if let Some(open) = &mut self.open {
@@ -137,7 +137,7 @@ impl Ledger {
     }
 
     /// Checks that a new write contains everything that has to be stored, and nothing that is already stored.
-    fn check_job(&self, job: &Job) -> Check {
+    fn check_job(&self, job: &WriteJob) -> Check {
         let (tree, state, books) = self.now();
         let (Some(acked), Some((acked_tree, acked_state, acked_books))) = (&self.acked, &self.acked_content)
         else {
@@ -458,7 +458,7 @@ impl Ledger {
     }
 
     /// Checks all rules after an input.
-    pub(super) fn check(&mut self, core: &Core, vault: &Vault, limit: usize) -> Check {
+    pub(super) fn check(&mut self, core: &SessionCore, vault: &Vault, limit: usize) -> Check {
         ensure!(self.wait.is_none(), "a failed write is not repeated");
         ensure!(self.due_report.is_none(), "the outcome of a write is not reported");
         ensure!(core.is_lost() == self.lost, "lost: {}, not {}", core.is_lost(), self.lost);
@@ -501,7 +501,7 @@ impl Ledger {
     }
 
     /// Checks that everything reported as saved would survive if the process died now.
-    fn check_tickets(&mut self, core: &Core, vault: &Vault) -> Check {
+    fn check_tickets(&mut self, core: &SessionCore, vault: &Vault) -> Check {
         let (safe, rest): (Vec<_>, _) =
             std::mem::take(&mut self.tickets).into_iter().partition(|ticket| core.is_safe(ticket.wanted));
         self.tickets = rest;
@@ -530,7 +530,7 @@ impl Ledger {
 
 /// Returns the maximum time that a write may remain without a result, if a flush has the time `left` until its
 /// deadline.
-fn silence(job: &Job, left: Option<Duration>) -> Option<Duration> {
+fn silence(job: &WriteJob, left: Option<Duration>) -> Option<Duration> {
     let share = if matches!(job.1, Change::Create(_)) { 2 } else { 4 };
     Some((left? / share).max(Duration::from_millis(50)))
 }

@@ -14,7 +14,7 @@ use crate::{
     message::{History, Message, RequestEnd, Role, Usage, UsageRow},
     provider::Options,
     run::{Error, ErrorKind, Prompt, RunEnd, RunOutcome},
-    session::core::{Base, Core, Move, branching::unfit},
+    session::core::{BranchBase, PathMove, SessionCore, branching::unfit},
     store::{Labels, StoredState, TitleBy},
     subscription::EventId,
     tree::{Node, NodeId, Tree},
@@ -46,7 +46,7 @@ pub(super) struct Model {
     before: Option<History>,
     /// The messages of the turn in flight.
     pub(super) pending: Vec<Arc<Message>>,
-    pub(super) moving: Option<(EventId, Move)>,
+    pub(super) moving: Option<(EventId, PathMove)>,
     /// The settings of the prompt in flight.
     prompted: Option<Prompt>,
     /// The settings with which each user message was sent.
@@ -191,8 +191,8 @@ impl Model {
                 };
                 let former = std::mem::replace(&mut self.committed, view.history.clone());
                 match then {
-                    Move::To(node) => go(&mut self.shown, node),
-                    Move::Branch { base, answers } => {
+                    PathMove::To(node) => go(&mut self.shown, node),
+                    PathMove::Branch { base, answers } => {
                         self.before = Some(former);
                         self.branch = Some((self.shown.clone(), answers));
                         go(&mut self.shown, base);
@@ -393,7 +393,7 @@ impl Model {
 
     // ---- moves ----
 
-    pub(super) fn branch_below(&self, node: Option<NodeId>) -> Result<Base, Error> {
+    pub(super) fn branch_below(&self, node: Option<NodeId>) -> Result<BranchBase, Error> {
         if let Some(id) = node {
             self.message(id)?;
         }
@@ -410,26 +410,26 @@ impl Model {
                 return Err(unfit(ErrorKind::OpenToolUses, id, ""));
             }
         }
-        let then = Move::Branch { base: node, answers: None };
-        Ok(Base { history: self.messages_to(node), then })
+        let then = PathMove::Branch { base: node, answers: None };
+        Ok(BranchBase { history: self.messages_to(node), then })
     }
 
-    pub(super) fn regenerate(&self, id: NodeId, again: &Prompt) -> Result<(Base, FirstMessage), Error> {
+    pub(super) fn regenerate(&self, id: NodeId, again: &Prompt) -> Result<(BranchBase, FirstMessage), Error> {
         let (base, message) = self.prompt_at(id)?;
-        let then = Move::Branch { base, answers: Some(id) };
+        let then = PathMove::Branch { base, answers: Some(id) };
         let sent = self.settings.get(&id).cloned().unwrap_or_default();
         let mut settings = again.clone();
         settings.max_steps = settings.max_steps.or(sent.max_steps);
         if let (None, Some(tokens)) = (settings.options.max_tokens(), sent.options.max_tokens()) {
             settings.options.set_max_tokens(Some(tokens));
         }
-        Ok((Base { history: self.messages_to(base), then }, FirstMessage::Message(message, settings)))
+        Ok((BranchBase { history: self.messages_to(base), then }, FirstMessage::Message(message, settings)))
     }
 
-    pub(super) fn edit(&self, id: NodeId) -> Result<Base, Error> {
+    pub(super) fn edit(&self, id: NodeId) -> Result<BranchBase, Error> {
         let (base, _) = self.prompt_at(id)?;
-        let then = Move::Branch { base, answers: None };
-        Ok(Base { history: self.messages_to(base), then })
+        let then = PathMove::Branch { base, answers: None };
+        Ok(BranchBase { history: self.messages_to(base), then })
     }
 
     /// Returns a message that started a turn, and the parent of its node.
@@ -451,7 +451,7 @@ impl Model {
         self.left_open.contains(&id)
     }
 
-    pub(super) fn navigate(&self, node: Option<NodeId>) -> Result<Option<Base>, Error> {
+    pub(super) fn navigate(&self, node: Option<NodeId>) -> Result<Option<BranchBase>, Error> {
         let mut leaf = node;
         if let Some(id) = node {
             self.message(id)?;
@@ -467,7 +467,7 @@ impl Model {
                 return Err(unfit(ErrorKind::Unanswered, end, ""));
             }
         }
-        let base = Base { history: self.messages_to(leaf), then: Move::To(leaf) };
+        let base = BranchBase { history: self.messages_to(leaf), then: PathMove::To(leaf) };
         Ok((leaf != self.shown.head()).then_some(base))
     }
 
@@ -483,7 +483,7 @@ impl Model {
 
     // ---- checks ----
 
-    pub(super) fn check(&self, core: &Core) -> Check {
+    pub(super) fn check(&self, core: &SessionCore) -> Check {
         core.check()?;
         let end = self.above(core.tree().head()).filter(|end| self.is_unanswered(*end));
         ensure!(end.is_none(), "the path ends at an unanswered prompt:\n{}", core.tree());

@@ -11,15 +11,15 @@ use crate::{
     run::Response,
     session::{
         SessionEvent, StoreReport,
-        core::{Core, Effect, Env},
+        core::{SessionCore, SessionEffect, SessionEnv},
     },
     store::{StoreError, Version, WriteId},
     subscription::{EventId, Numbered},
 };
 
-fn reports(effects: &[Effect]) -> Vec<&StoreReport> {
+fn reports(effects: &[SessionEffect]) -> Vec<&StoreReport> {
     let report = |effect| match effect {
-        &Effect::Emit(SessionEvent::Store(ref report)) => Some(report),
+        &SessionEffect::Emit(SessionEvent::Store(ref report)) => Some(report),
         _ => None,
     };
     effects.iter().filter_map(report).collect()
@@ -31,8 +31,8 @@ fn reports(effects: &[Effect]) -> Vec<&StoreReport> {
 fn late_creation_keeps_reported_failure_until_turn_is_saved() {
     let config = config();
     let id = |number| EventId { life: 1, number };
-    let env = Env { write_id: &WriteId::generate, unsaved_limit: usize::MAX, left: None };
-    let mut core = Core::new(None, crate::store::Labels::default(), false, Arc::clone(&config), id(1));
+    let env = SessionEnv { write_id: &WriteId::generate, unsaved_limit: usize::MAX, left: None };
+    let mut core = SessionCore::new(None, crate::store::Labels::default(), false, Arc::clone(&config), id(1));
     let messages = random_turn(1, &History::new(), &mut Rng::new(1)).to_vec();
     let response = Arc::new(Response { messages, ..Response::empty("model", StopReason::Stop, 0, 1) });
     let turn = Arc::new(Event::Turn { response, continues: false });

@@ -6,7 +6,7 @@ use super::{Check, ensure};
 use crate::{
     message::{Timestamp, UsageRow, UsageSum},
     run::RunEnd,
-    session::core::Job,
+    session::core::WriteJob,
     store::{
         Change, ConversationId, Labels, StateChange, StoreError, Stored, StoredState, TitleBy, Version,
         WriteId,
@@ -73,7 +73,7 @@ pub(super) fn untitled(state: &StoredState) -> StoredState {
 }
 
 /// Applies a write to the stored conversation.
-pub(super) fn with(stored: &mut Stored, job: &Job) {
+pub(super) fn with(stored: &mut Stored, job: &WriteJob) {
     match job {
         (_, Change::Create(_)) => unreachable!("the conversation exists"),
         (_, Change::Commit(commit)) => stored.commit(commit.clone()),
@@ -86,7 +86,7 @@ pub(super) fn id() -> ConversationId {
     ConversationId::new("it").expect("the id is valid")
 }
 
-pub(super) fn write_id(job: &Job) -> WriteId {
+pub(super) fn write_id(job: &WriteJob) -> WriteId {
     job.0.id
 }
 
@@ -102,11 +102,11 @@ impl Vault {
     }
 
     /// Returns whether an attempt at this write has succeeded.
-    pub(super) fn has_written(&self, job: &Job) -> bool {
+    pub(super) fn has_written(&self, job: &WriteJob) -> bool {
         self.writes.iter().any(|(_, id, _)| *id == write_id(job))
     }
 
-    pub(super) fn write(&mut self, job: &Job) -> Result<Version, StoreError> {
+    pub(super) fn write(&mut self, job: &WriteJob) -> Result<Version, StoreError> {
         let base = if matches!(job.1, Change::Create(_)) { None } else { Some(job.0.base) };
         let write = job.0.id;
         match (&mut self.stored, job) {

@@ -19,7 +19,7 @@ use crate::{
     message::Usage,
     session::{
         SessionEvent, SessionSnapshot, StoreReport,
-        core::{Core, Effect, Env, Job, StoredFlight},
+        core::{SessionCore, SessionEffect, SessionEnv, StoredTurnInFlight, WriteJob},
     },
     store::{StoredState, WriteId},
     subscription::{EventId, Numbered},
@@ -28,7 +28,7 @@ use crate::{
 
 pub(super) struct World {
     pub(super) rng: Rng,
-    pub(super) core: Core,
+    pub(super) core: SessionCore,
     pub(super) agent: Agent,
     pub(super) model: Model,
     pub(super) ledger: Ledger,
@@ -39,7 +39,7 @@ pub(super) struct World {
     pub(super) agent_now: Snapshot,
     /// Writes for which the session no longer waits, but which may still reach the store. The flag is true if this
     /// process made the write.
-    pub(super) ghosts: Vec<(Arc<Job>, bool)>,
+    pub(super) ghosts: Vec<(Arc<WriteJob>, bool)>,
     limit: usize,
     write_ids: u64,
     /// Three percentages: how often a write in flight gets its outcome, how often it fails, and how often another
@@ -102,7 +102,7 @@ impl World {
         }
         let model =
             Model::new(Tree::new(), &state, vault::Books::default(), Arc::clone(&config), agent.last());
-        let mut core = Core::new(title.clone(), labels, true, config, agent.last());
+        let mut core = SessionCore::new(title.clone(), labels, true, config, agent.last());
         let is_created = rng.percent(30);
         if is_created {
             let version = vault.put(core.state());
@@ -182,10 +182,16 @@ impl World {
         let (.., books) = vault::content(&stored)?;
         let used = books.used.usage;
         self.model = Model::new(tree.clone(), &stored.state, books, Arc::clone(&config), self.agent.last());
-        self.core =
-            Core::loaded(tree.clone(), stored.state.clone(), stored.version, true, config, self.agent.last());
+        self.core = SessionCore::loaded(
+            tree.clone(),
+            stored.state.clone(),
+            stored.version,
+            true,
+            config,
+            self.agent.last(),
+        );
         self.core.loaded_usage(used);
-        self.core.loaded_flight(StoredFlight::of_stored(stored.turn.as_deref(), stored.head));
+        self.core.loaded_flight(StoredTurnInFlight::of_stored(stored.turn.as_deref(), stored.head));
         self.model.rows.clone_from(&self.vault.rows);
         self.ledger = Ledger::new(&self.model, Some(&stored))?;
         self.agent_now = snapshot(&self.agent, &tree);
@@ -310,11 +316,11 @@ impl World {
             core.delivered(Some(&Numbered { id, event: given }), None, &config, env, effects);
         })?;
         for effect in &effects {
-            if let Effect::Emit(SessionEvent::Agent(passed)) = effect {
+            if let SessionEffect::Emit(SessionEvent::Agent(passed)) = effect {
                 ensure!(Arc::ptr_eq(passed, &event), "emitted {passed:?}, not {event:?}");
             }
         }
-        let idle = effects.iter().filter(|effect| matches!(effect, Effect::AtRest)).count();
+        let idle = effects.iter().filter(|effect| matches!(effect, SessionEffect::AtRest)).count();
         ensure!(idle == usize::from(becomes_idle), "{idle} idle effects at {event:?}");
         let waits = touched && self.ledger.waiting().is_some();
         ensure!(!waits, "a new change does not repeat the failed write");
@@ -327,7 +333,7 @@ impl World {
     pub(super) fn input(
         &mut self,
         kinds: Vec<Kind>,
-        input: impl FnOnce(&mut Core, &Env<'_>, &mut Vec<Effect>),
+        input: impl FnOnce(&mut SessionCore, &SessionEnv<'_>, &mut Vec<SessionEffect>),
     ) -> Check {
         self.feed(kinds, input).map(drop)
     }
@@ -335,8 +341,8 @@ impl World {
     pub(super) fn feed(
         &mut self,
         kinds: Vec<Kind>,
-        input: impl FnOnce(&mut Core, &Env<'_>, &mut Vec<Effect>),
-    ) -> Check<Vec<Effect>> {
+        input: impl FnOnce(&mut SessionCore, &SessionEnv<'_>, &mut Vec<SessionEffect>),
+    ) -> Check<Vec<SessionEffect>> {
         let mut effects = Vec::new();
         let ids = std::cell::Cell::new(self.write_ids);
         let write_id = || {
@@ -345,7 +351,7 @@ impl World {
             bytes[..8].copy_from_slice(&ids.get().to_be_bytes());
             WriteId::from_bytes(bytes)
         };
-        let env = Env { write_id: &write_id, unsaved_limit: self.limit, left: self.left };
+        let env = SessionEnv { write_id: &write_id, unsaved_limit: self.limit, left: self.left };
         input(&mut self.core, &env, &mut effects);
         self.write_ids = ids.get();
         let mut kinds = VecDeque::from(kinds);
@@ -358,9 +364,9 @@ impl World {
         Ok(effects)
     }
 
-    fn perform(&mut self, effect: &Effect, kinds: &mut VecDeque<Kind>) -> Check {
+    fn perform(&mut self, effect: &SessionEffect, kinds: &mut VecDeque<Kind>) -> Check {
         match effect {
-            Effect::Emit(event) => {
+            SessionEffect::Emit(event) => {
                 let kind = match event {
                     SessionEvent::Agent(_) => Kind::Agent,
                     SessionEvent::Tree(_) => Kind::Tree,
@@ -380,10 +386,10 @@ impl World {
                 }
                 self.kept.take_in(event).map_err(|error| format!("{event:?} does not apply: {error}"))
             }
-            Effect::Write(job) => self.ledger.begin(Arc::clone(job), self.left),
-            Effect::RetryIn(wait) => self.ledger.retry_in(*wait),
-            Effect::Behind(behind) => self.ledger.behind_changed(*behind),
-            Effect::AtRest | Effect::Written(_) | Effect::PromptsSettled => Ok(()),
+            SessionEffect::Write(job) => self.ledger.begin(Arc::clone(job), self.left),
+            SessionEffect::RetryIn(wait) => self.ledger.retry_in(*wait),
+            SessionEffect::Behind(behind) => self.ledger.behind_changed(*behind),
+            SessionEffect::AtRest | SessionEffect::Written(_) | SessionEffect::PromptsSettled => Ok(()),
         }
     }
 

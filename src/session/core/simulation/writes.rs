@@ -11,7 +11,7 @@ use super::{
 use crate::{
     session::{
         SessionEvent, StoreReport,
-        core::{ConflictFinding, Effect, Job, StoredFlight},
+        core::{ConflictFinding, SessionEffect, StoredTurnInFlight, WriteJob},
     },
     store::{Change, StoreError, TitleBy, TurnChange},
 };
@@ -86,8 +86,9 @@ impl World {
         };
         let loses = kinds == [Kind::Lost];
         let effects = self.feed(kinds, |core, env, effects| core.written(outcome, env, effects))?;
-        let is_loss =
-            |effect: &&Effect| matches!(effect, Effect::Emit(SessionEvent::Store(StoreReport::Lost { .. })));
+        let is_loss = |effect: &&SessionEffect| {
+            matches!(effect, SessionEffect::Emit(SessionEvent::Store(StoreReport::Lost { .. })))
+        };
         let lost = effects.iter().filter(is_loss).count();
         ensure!(lost == usize::from(loses), "{lost} reports of a loss, expected: {loses}");
         brings.map_or(Ok(()), |moment| self.ledger.check_answered(moment))
@@ -98,7 +99,7 @@ impl World {
     fn conflicted(&mut self, error: &StoreError) -> Check {
         let stored = self.vault.stored.clone().ok_or("a conflict without a stored conversation")?;
         let (tree, state, books) = vault::content(&stored)?;
-        let flight = StoredFlight::of_stored(stored.turn.as_deref(), stored.head);
+        let flight = StoredTurnInFlight::of_stored(stored.turn.as_deref(), stored.head);
         let found = ConflictFinding { version: stored.version, tree, state, flight };
         let kinds = if self.ledger.is_retitled(&stored)? {
             // From here on, the session knows all stored content.
@@ -146,7 +147,7 @@ impl World {
     }
 
     /// Returns a random failure of a write. After most of these failures, the session must repeat the write.
-    fn random_failure(&mut self, job: &Job) -> StoreError {
+    fn random_failure(&mut self, job: &WriteJob) -> StoreError {
         let place = || "the place".to_owned();
         let cause = || std::io::Error::other("the cause");
         match self.rng.below(6) {

@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 
 use super::{
     super::{
-        AgUiLevel, FILE, PROGRESS,
+        AgUiVersion, FILE, PROGRESS,
         frame::{AgUiFrame, AgUiMessage, AgUiOutcome, AgUiUsage},
         interrupts::interrupts,
         messages::{AgUiMessages, MAX_TEXT, arguments, block_id, result, result_id},
@@ -45,7 +45,7 @@ enum AgUiStage {
 
 /// The user message that comes next.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-enum AgUiNext {
+enum AgUiNextUserMessage {
     #[default]
     OfTurn,
     /// The first message of the stream's first turn.
@@ -56,7 +56,7 @@ enum AgUiNext {
 
 /// The list of messages that is sent at the end of an update.
 #[derive(Debug, Default, PartialEq)]
-enum AgUiList {
+enum AgUiMessagesToSend {
     #[default]
     None,
     All,
@@ -88,7 +88,7 @@ pub(super) struct AgUiWriter {
     pub(super) out: Vec<AgUiFrame>,
     stage: AgUiStage,
     turn: Option<TurnId>,
-    next: AgUiNext,
+    next: AgUiNextUserMessage,
     /// Whether the stream shows all prompts of the run, not only its own.
     shows_all: bool,
     /// The tool uses about which the client has decided. A sub-agent withdraws its pause after the decision.
@@ -104,7 +104,7 @@ pub(super) struct AgUiWriter {
     /// been missed, and the client keeps the order in which results arrive.
     sends_results: bool,
     /// The list that replaces all frames until the end of the update.
-    list: AgUiList,
+    list: AgUiMessagesToSend,
     /// Whether the progress comes from a snapshot in place of missed events.
     is_missed: bool,
     /// The usage of each model. `None` if a part of it is not known, because events were missed.
@@ -153,7 +153,7 @@ impl AgUiWriter {
         );
         if !ends {
             // No frame is sent.
-            self.list = AgUiList::All;
+            self.list = AgUiMessagesToSend::All;
             self.progress(progress, view);
         }
     }
@@ -162,7 +162,7 @@ impl AgUiWriter {
     /// tool uses about which the client has decided.
     pub(super) fn reopen(&mut self, waits: bool, decided: Vec<ToolUseId>) {
         self.decided = decided;
-        self.list = AgUiList::None;
+        self.list = AgUiMessagesToSend::None;
         self.wait(waits);
         self.open();
     }
@@ -176,7 +176,7 @@ impl AgUiWriter {
 
     /// Sends frames, unless the list will replace them.
     fn send(&mut self, frames: impl IntoIterator<Item = AgUiFrame>) {
-        if self.list == AgUiList::None {
+        if self.list == AgUiMessagesToSend::None {
             self.out.extend(frames);
         }
     }
@@ -248,7 +248,8 @@ impl AgUiWriter {
             _ if self.is_ended() => {}
             RunProgress::Turn(turn) => {
                 let is_later = self.turn.replace(turn).is_some();
-                self.next = if is_later { AgUiNext::FirstOfLaterTurn } else { AgUiNext::First };
+                self.next =
+                    if is_later { AgUiNextUserMessage::FirstOfLaterTurn } else { AgUiNextUserMessage::First };
                 self.sends_results = false;
                 if self.stage == AgUiStage::Behind {
                     // The list lacks the prompt of the request, so the client removes the prompt. When its message
@@ -260,7 +261,7 @@ impl AgUiWriter {
             // The prompt of somebody else has started the next turn. Only the id of a message from the agent contains a
             // turn.
             RunProgress::User(message)
-                if self.next == AgUiNext::FirstOfLaterTurn
+                if self.next == AgUiNextUserMessage::FirstOfLaterTurn
                     && !self.shows_all
                     && has_own_content(message)
                     && message.id.as_ref().and_then(MessageId::turn).is_none() =>
@@ -282,7 +283,7 @@ impl AgUiWriter {
             RunProgress::Block { index, content, new, ended } => self.block(index, content, new, ended),
             RunProgress::Answer(message) => {
                 self.close_blocks();
-                if self.list != AgUiList::None {
+                if self.list != AgUiMessagesToSend::None {
                     self.step = None;
                 } else if message.id.is_some() && self.compare(message) != (true, true) {
                     self.correct(Some(message));
@@ -309,7 +310,7 @@ impl AgUiWriter {
                     let value = json!({ "failure": failure.to_string(), "model": model });
                     self.out.push(AgUiFrame::Custom { name: "omni.retry", value });
                 }
-                let has_shown = !self.blocks.is_empty() && self.list == AgUiList::None;
+                let has_shown = !self.blocks.is_empty() && self.list == AgUiMessagesToSend::None;
                 self.close();
                 if has_shown {
                     let is_own = |message: &&Arc<Message>| message.id.is_some() && message.id == self.answer;
@@ -352,7 +353,7 @@ impl AgUiWriter {
 
     fn user(&mut self, message: &Message) {
         self.close();
-        let is_first = mem::take(&mut self.next) != AgUiNext::OfTurn;
+        let is_first = mem::take(&mut self.next) != AgUiNextUserMessage::OfTurn;
         let id = message.id.as_ref().map(ToString::to_string);
         let has_results = message.tool_results().next().is_some();
         if has_results && !is_first {
@@ -368,8 +369,8 @@ impl AgUiWriter {
         if self.stage == AgUiStage::Behind {
             self.stage = AgUiStage::Live;
             // The client has the prompt of the request before the messages that it lacks.
-            if let (AgUiList::All, Some(id)) = (&self.list, &message.id) {
-                self.list = AgUiList::AllAfter(id.clone());
+            if let (AgUiMessagesToSend::All, Some(id)) = (&self.list, &message.id) {
+                self.list = AgUiMessagesToSend::AllAfter(id.clone());
             }
         }
         // The client has given its own ids to the results that it has sent, so all messages are sent with the stored
@@ -396,8 +397,8 @@ impl AgUiWriter {
     /// Sends the list at the end of the update, in place of all frames until then.
     pub(super) fn list(&mut self) {
         self.close();
-        if self.list == AgUiList::None {
-            self.list = AgUiList::All;
+        if self.list == AgUiMessagesToSend::None {
+            self.list = AgUiMessagesToSend::All;
         }
     }
 
@@ -424,17 +425,17 @@ impl AgUiWriter {
     /// messages that it does not know, so it would have new messages of this answer behind the later ones.
     fn list_anew(&mut self, from: Option<MessageId>) {
         self.list();
-        if let (AgUiList::All, Some(id)) = (&self.list, from) {
-            self.list = AgUiList::AllAfter(id);
+        if let (AgUiMessagesToSend::All, Some(id)) = (&self.list, from) {
+            self.list = AgUiMessagesToSend::AllAfter(id);
         }
     }
 
     /// Sends the list if it is due, and then opens what is in progress.
     pub(super) fn flush(&mut self, view: &SessionSnapshot) {
         let before = match mem::take(&mut self.list) {
-            AgUiList::None => return,
-            AgUiList::All => None,
-            AgUiList::AllAfter(id) => Some(id),
+            AgUiMessagesToSend::None => return,
+            AgUiMessagesToSend::All => None,
+            AgUiMessagesToSend::AllAfter(id) => Some(id),
         };
         let list = |before| AgUiMessages::of(view, before, self.run.level, &self.run.files);
         let all = list(None);
@@ -556,7 +557,9 @@ impl AgUiWriter {
             // The history can have other results than those that were sent.
             RunOutcome::Failed { .. } if is_kept => self.list(),
             // The client keeps the messages, so that its user can send the prompt again.
-            RunOutcome::Failed { .. } | RunOutcome::Abandoned if !is_kept => self.list = AgUiList::None,
+            RunOutcome::Failed { .. } | RunOutcome::Abandoned if !is_kept => {
+                self.list = AgUiMessagesToSend::None
+            }
             _ => {}
         }
         self.finish(outcome, kept.map(|message| &**message), view);
@@ -584,7 +587,7 @@ impl AgUiWriter {
 
     fn finish_with(&mut self, outcome: AgUiOutcome, view: &SessionSnapshot) {
         let is_understood =
-            self.run.level == AgUiLevel::V1 || matches!(outcome, AgUiOutcome::Interrupt { .. });
+            self.run.level == AgUiVersion::V1 || matches!(outcome, AgUiOutcome::Interrupt { .. });
         let (thread_id, run_id) = (self.run.thread.clone(), self.run.id.clone());
         let (outcome, usage) = (is_understood.then_some(outcome), self.usage());
         self.end(AgUiFrame::RunFinished { thread_id, run_id, outcome, usage }, view);
@@ -696,7 +699,7 @@ pub(super) fn run_started(run: &AgUiRun) -> AgUiFrame {
     AgUiFrame::RunStarted {
         thread_id: run.thread.clone(),
         run_id: run.id.clone(),
-        protocol_version: (run.level == AgUiLevel::V1).then_some("1.0"),
+        protocol_version: (run.level == AgUiVersion::V1).then_some("1.0"),
     }
 }
 

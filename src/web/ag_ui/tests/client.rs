@@ -5,7 +5,7 @@ use std::{collections::HashSet, sync::LazyLock};
 use boon::{Compiler, SchemaIndex, Schemas};
 use serde_json::{Value, json};
 
-use super::super::{AgUiFrame, AgUiLevel};
+use super::super::{AgUiFrame, AgUiVersion};
 
 /// The JSON Schema of the events of 1.0, made of the validators in `@ag-ui/core` by `tests/web/js/ag_ui/schema.mjs`.
 static SCHEMA: LazyLock<(Schemas, SchemaIndex)> = LazyLock::new(|| {
@@ -19,7 +19,7 @@ static SCHEMA: LazyLock<(Schemas, SchemaIndex)> = LazyLock::new(|| {
 
 #[derive(Debug)]
 pub(super) struct Client {
-    pub(super) level: AgUiLevel,
+    pub(super) level: AgUiVersion,
     pub(super) messages: Vec<Value>,
     pub(super) interrupts: Vec<Value>,
     pub(super) state: Value,
@@ -29,7 +29,7 @@ pub(super) struct Client {
 }
 
 impl Client {
-    pub(super) fn new(level: AgUiLevel) -> Self {
+    pub(super) fn new(level: AgUiVersion) -> Self {
         Self {
             level,
             messages: Vec::new(),
@@ -189,7 +189,7 @@ impl Client {
         let ids: HashSet<_> = new.iter().map(|message| message["id"].to_string()).collect();
         assert_eq!(ids.len(), new.len(), "an id occurs twice: {event}");
         let has = |role: &str| new.iter().any(|message| message["role"] == role);
-        let (reasoning, activity) = (has("reasoning"), has("activity") || self.level == AgUiLevel::V1);
+        let (reasoning, activity) = (has("reasoning"), has("activity") || self.level == AgUiVersion::V1);
         self.messages.retain(|message| {
             ids.contains(&message["id"].to_string())
                 || (message["role"] == "reasoning" && !reasoning)
@@ -205,14 +205,14 @@ impl Client {
 }
 
 /// Checks an event as the validators of this version of the protocol do.
-fn check_shape(event: &Value, level: AgUiLevel) {
+fn check_shape(event: &Value, level: AgUiVersion) {
     let no_null = |value: &Value| !has_null(value);
     assert!(no_null(event), "{event}");
     let (schemas, index) = &*SCHEMA;
     if let Err(error) = schemas.validate(event, *index) {
         panic!("{event}: {error}");
     }
-    if level == AgUiLevel::V0 {
+    if level == AgUiVersion::V0 {
         let is_text = |message: &Value| message["role"] != "tool" || message["content"].is_string();
         assert!(is_text(event), "{event}");
         assert!(event["messages"].as_array().is_none_or(|messages| messages.iter().all(is_text)), "{event}");

@@ -1,11 +1,11 @@
 use serde_json::{Value, json};
 
-use super::{AgUiLevel, Rig};
+use super::{AgUiVersion, Rig};
 use crate::{
     run::Prompt,
     session::SessionCommand,
     testing::{Gate, Step},
-    web::front::intent::Intent,
+    web::front::intent::RequestIntent,
 };
 
 /// Returns the type and the node of the command for these messages, `join` if no command is needed, or the code of the
@@ -13,8 +13,8 @@ use crate::{
 async fn plan(rig: &mut Rig, messages: Value) -> String {
     let view = rig.session.snapshot().await.unwrap();
     match rig.request(json!({ "messages": messages })).intent(&view) {
-        Ok(Intent::Join(_) | Intent::Ended(..)) => "join".to_owned(),
-        Ok(Intent::Perform(command)) => {
+        Ok(RequestIntent::Join(_) | RequestIntent::Ended(..)) => "join".to_owned(),
+        Ok(RequestIntent::Perform(command)) => {
             let command = serde_json::to_value(&command).unwrap();
             match command["at"].as_object().and_then(|at| at.iter().next()) {
                 Some((place, node)) => format!("{place} {node}"),
@@ -26,7 +26,7 @@ async fn plan(rig: &mut Rig, messages: Value) -> String {
 }
 
 async fn two_turns() -> Rig {
-    let mut rig = Rig::new(AgUiLevel::V1, [Step::text("A1"), Step::text("A2"), Step::text("A3")]).await;
+    let mut rig = Rig::new(AgUiVersion::V1, [Step::text("A1"), Step::text("A2"), Step::text("A3")]).await;
     rig.say("Q1").await;
     rig.say("Q2").await;
     rig
@@ -64,7 +64,7 @@ async fn plan_of_a_new_message_depends_on_the_known_messages_before_it() {
 #[tokio::test(start_paused = true)]
 async fn changed_prompt_and_results_during_a_run_are_refused() {
     let gate = Gate::new();
-    let mut rig = Rig::new(AgUiLevel::V1, [Step::new().then_text(["Half"]).gate(&gate).stop()]).await;
+    let mut rig = Rig::new(AgUiVersion::V1, [Step::new().then_text(["Half"]).gate(&gate).stop()]).await;
     for (id, text) in [("u1", "Hi"), ("u2", "Next")] {
         let prompt = Prompt::new(text).with_id(id);
         rig.session.prompt(prompt).await.unwrap();
@@ -123,7 +123,7 @@ async fn older_version_continues_and_then_the_newer_one() {
 #[tokio::test(start_paused = true)]
 async fn answers_must_be_complete_and_valid() {
     let step = Step::new().then_tool_use("a", "ask", json!({})).then_tool_use("b", "ask", json!({})).stop();
-    let mut rig = Rig::new(AgUiLevel::V1, [step]).await;
+    let mut rig = Rig::new(AgUiVersion::V1, [step]).await;
     rig.say("Hi").await;
     let view = rig.session.snapshot().await.unwrap();
     let ok = |id: &str| json!({ "interruptId": id, "status": "resolved", "payload": { "approved": true } });
@@ -141,7 +141,7 @@ async fn answers_must_be_complete_and_valid() {
         assert_eq!(refusal.code(), code, "{answers}");
     }
     let plan = rig.request(json!({ "resume": [ok("b"), ok("a")] })).intent(&view).unwrap();
-    let Intent::Perform(command) = plan else { panic!("{plan:?}") };
+    let RequestIntent::Perform(command) = plan else { panic!("{plan:?}") };
     let SessionCommand::Decide { decisions, .. } = *command else { panic!("{command:?}") };
     let decided: Vec<_> = decisions.iter().map(|(id, _)| id.as_str()).collect();
     assert_eq!(decided, ["a", "b"]);
@@ -149,7 +149,7 @@ async fn answers_must_be_complete_and_valid() {
 
 #[tokio::test(start_paused = true)]
 async fn content_with_files_becomes_attachments() {
-    let mut rig = Rig::new(AgUiLevel::V0, [Step::text("Nice.")]).await;
+    let mut rig = Rig::new(AgUiVersion::V0, [Step::text("Nice.")]).await;
     rig.client.messages.push(json!({ "id": "u", "role": "user", "content": [
         { "type": "text", "text": "Look" },
         { "type": "image", "source": { "type": "data", "value": "AAAA", "mimeType": "image/png" }, "metadata": { "name": "a.png" } },
@@ -173,7 +173,7 @@ async fn content_with_files_becomes_attachments() {
 
 #[tokio::test(start_paused = true)]
 async fn client_tools_are_sorted_and_checked() {
-    let mut rig = Rig::new(AgUiLevel::V1, []).await;
+    let mut rig = Rig::new(AgUiVersion::V1, []).await;
     let tool = |name: &str, schema: Value| json!({ "name": name, "description": "", "parameters": schema });
     let tools = json!([tool("z", json!({ "type": "object" })), { "name": "b", "description": "B" }]);
     let tools = rig.request(json!({ "tools": tools })).client_tools(&[]).unwrap();

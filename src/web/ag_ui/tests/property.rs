@@ -6,7 +6,9 @@ use std::sync::Arc;
 use proptest::prelude::*;
 use serde_json::json;
 
-use super::{AgUiFrame, AgUiLevel, AgUiRun, AgUiStart, AgUiStream, Client, Files, Rig, check_messages, omni};
+use super::{
+    AgUiFrame, AgUiRun, AgUiStart, AgUiStream, AgUiVersion, Client, ClientFileForm, Rig, check_messages, omni,
+};
 use crate::{
     agent::{Event, Status},
     message::TurnId,
@@ -85,7 +87,7 @@ fn steps(script: &Script) -> Vec<Step> {
 
 /// Runs the script. Returns the snapshot before the script and the events that the script causes.
 async fn record(script: &Script) -> (SessionSnapshot, Vec<Numbered<SessionEvent>>) {
-    let rig = Rig::new(AgUiLevel::V1, steps(script)).await;
+    let rig = Rig::new(AgUiVersion::V1, steps(script)).await;
     let session = &rig.session;
     let mut updates = session.subscribe(Mode::Controller).await.unwrap();
     let first = (**updates.snapshot().unwrap()).clone();
@@ -146,7 +148,7 @@ fn replay(
     events: &[Numbered<SessionEvent>],
     from: usize,
     missed: &[(usize, usize)],
-    level: AgUiLevel,
+    level: AgUiVersion,
 ) {
     let mut client = Client::new(level);
     let mut start = AgUiStart::Join;
@@ -163,7 +165,7 @@ fn replay(
             thread: "t".to_owned(),
             id: "r".to_owned(),
             level,
-            files: Files::default(),
+            files: ClientFileForm::default(),
             known: ids.collect(),
             state: client.state.as_object().unwrap().clone(),
         };
@@ -202,7 +204,7 @@ fn check(script: &Script, missed: &[(usize, usize)]) {
     let runtime =
         tokio::runtime::Builder::new_current_thread().enable_all().start_paused(true).build().unwrap();
     let (first, events) = runtime.block_on(record(script));
-    for level in [AgUiLevel::V0, AgUiLevel::V1] {
+    for level in [AgUiVersion::V0, AgUiVersion::V1] {
         for from in (0..events.len()).filter(|from| *from == 0 || is_last_of_input(&events[from - 1])) {
             replay(&first, &events, from, missed, level);
         }
@@ -215,7 +217,7 @@ fn check_each_gap(script: &Script) {
         tokio::runtime::Builder::new_current_thread().enable_all().start_paused(true).build().unwrap();
     let (first, events) = runtime.block_on(record(script));
     for gap in (0..events.len()).flat_map(|at| (1..=events.len() - at).map(move |count| (at, count))) {
-        replay(&first, &events, 0, &[gap], AgUiLevel::V1);
+        replay(&first, &events, 0, &[gap], AgUiVersion::V1);
     }
 }
 

@@ -1,11 +1,11 @@
 use serde_json::json;
 
-use super::{AgUiLevel, Rig};
+use super::{AgUiVersion, Rig};
 use crate::testing::Step;
 
 #[tokio::test(start_paused = true)]
 async fn long_texts_results_and_snapshots_stay_below_the_limit_of_the_client() {
-    for level in [AgUiLevel::V0, AgUiLevel::V1] {
+    for level in [AgUiVersion::V0, AgUiVersion::V1] {
         let control = "\u{1}".repeat(3 << 20);
         let mut steps: Vec<_> = (0..4)
             .map(|n| {

@@ -1,6 +1,6 @@
 use serde_json::{Value, json};
 
-use super::{AgUiFrame, AgUiLevel, Client, Rig, kind_of, kinds, last};
+use super::{AgUiFrame, AgUiVersion, Client, Rig, kind_of, kinds, last};
 use crate::{
     agent::{Agent, AgentBuilder, AgentCallbacks, ErrorDecision, State, SubAgent, ToolDecision},
     message::{Attachment, ToolUse, Usage},
@@ -13,7 +13,7 @@ use crate::{
     web::testing::abandoned,
 };
 
-const LEVELS: [AgUiLevel; 2] = [AgUiLevel::V0, AgUiLevel::V1];
+const LEVELS: [AgUiVersion; 2] = [AgUiVersion::V0, AgUiVersion::V1];
 
 /// Returns each value of the state's member `omni` that the frames set.
 fn states(frames: &[AgUiFrame]) -> Vec<Value> {
@@ -51,7 +51,7 @@ async fn text_as_one_message_in_a_step() {
         );
         let end = last(&frames);
         assert_eq!(end["usage"][0]["totalTokens"], 5);
-        let outcome = (level == AgUiLevel::V1).then(|| json!({ "type": "success" }));
+        let outcome = (level == AgUiVersion::V1).then(|| json!({ "type": "success" }));
         assert_eq!(end.get("outcome"), outcome.as_ref());
         let states = states(&frames);
         let members = |omni: &Value| json!([omni["status"], omni["step"], omni["tokens"]]);
@@ -233,7 +233,7 @@ async fn interrupted_run_keeps_its_text() {
         posted.until("TEXT_MESSAGE_CONTENT").await;
         rig.session.interrupt().await.unwrap();
         let frames = posted.finish(&mut rig.client).await;
-        let outcome = (level == AgUiLevel::V1).then(|| json!({ "type": "cancelled" }));
+        let outcome = (level == AgUiVersion::V1).then(|| json!({ "type": "cancelled" }));
         assert_eq!(last(&frames).get("outcome"), outcome.as_ref());
         assert_eq!(rig.client.messages[1]["content"], "Hal");
         rig.check_messages().await;
@@ -360,7 +360,8 @@ async fn join_of_an_idle_conversation_ends_as_its_last_run_has_ended() {
 
 #[tokio::test(start_paused = true)]
 async fn prompt_of_an_earlier_cancelled_run_that_is_sent_again_is_not_a_success() {
-    let mut rig = Rig::new(AgUiLevel::V1, [Step::new().then_text(["Hal"]).hang(), Step::text("Two.")]).await;
+    let mut rig =
+        Rig::new(AgUiVersion::V1, [Step::new().then_text(["Hal"]).hang(), Step::text("Two.")]).await;
     let first = json!({ "id": "u1", "role": "user", "content": "First" });
     rig.client.messages.push(first.clone());
     let mut posted = rig.post(json!({})).await;
@@ -604,7 +605,7 @@ async fn reader_that_misses_the_start_of_the_next_prompt_ends_with_its_own_run()
 
 #[tokio::test(start_paused = true)]
 async fn withdrawn_prompt_ends_its_stream_with_an_error() {
-    let mut rig = Rig::new(AgUiLevel::V1, [Step::new().then_text(["One"]).hang()]).await;
+    let mut rig = Rig::new(AgUiVersion::V1, [Step::new().then_text(["One"]).hang()]).await;
     rig.client.messages.push(json!({ "id": "u1", "role": "user", "content": "First" }));
     let mut first = rig.post(json!({})).await;
     first.until("TEXT_MESSAGE_CONTENT").await;
@@ -613,7 +614,7 @@ async fn withdrawn_prompt_ends_its_stream_with_an_error() {
     let mut again = rig.post(json!({})).await;
     rig.session.unstage("u2").await.unwrap();
     for posted in [&mut second, &mut again] {
-        let frames = posted.finish(&mut Client::new(AgUiLevel::V1)).await;
+        let frames = posted.finish(&mut Client::new(AgUiVersion::V1)).await;
         assert_eq!(last(&frames)["code"], "withdrawn");
     }
 }
@@ -624,7 +625,7 @@ async fn client_tools_are_open_calls_and_their_results_a_prompt() {
         let mut rig =
             Rig::new(level, [Step::tool_use("s", "show", json!({ "page": 1 })), Step::text("Shown.")]).await;
         let frames = rig.say("Show it").await;
-        if level == AgUiLevel::V1 {
+        if level == AgUiVersion::V1 {
             assert_eq!(last(&frames)["outcome"], json!({ "type": "success", "pendingToolCallIds": ["s"] }));
         }
         rig.client
@@ -652,7 +653,7 @@ async fn file_of_an_answer_is_an_activity() {
 #[tokio::test(start_paused = true)]
 async fn title_that_changes_in_a_run_is_a_custom_event_and_a_change_of_the_state() {
     let gate = Gate::new();
-    let mut rig = Rig::new(AgUiLevel::V1, [Step::new().then_text(["One"]).gate(&gate).stop()]).await;
+    let mut rig = Rig::new(AgUiVersion::V1, [Step::new().then_text(["One"]).gate(&gate).stop()]).await;
     rig.client.messages.push(json!({ "id": "u", "role": "user", "content": "Hi" }));
     let mut posted = rig.post(json!({})).await;
     posted.until("TEXT_MESSAGE_CONTENT").await;
@@ -668,7 +669,7 @@ async fn title_that_changes_in_a_run_is_a_custom_event_and_a_change_of_the_state
 
 #[tokio::test(start_paused = true)]
 async fn stream_of_a_lost_session_fails_once() {
-    let mut rig = Rig::new(AgUiLevel::V1, [Step::new().then_text(["One"]).hang()]).await;
+    let mut rig = Rig::new(AgUiVersion::V1, [Step::new().then_text(["One"]).hang()]).await;
     rig.client.messages.push(json!({ "id": "u", "role": "user", "content": "Hi" }));
     let mut posted = rig.post(json!({})).await;
     posted.until("TEXT_MESSAGE_CONTENT").await;

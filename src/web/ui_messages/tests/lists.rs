@@ -12,20 +12,20 @@ use crate::{
     testing::{Gate, Step},
     web::{
         front::files::MAX_INLINE,
-        ui_messages::{UiLevel, UiSettings, messages},
+        ui_messages::{AiSdkSettings, AiSdkVersion, messages},
     },
 };
 
-async fn list(session: &Session, settings: &UiSettings) -> Vec<Value> {
+async fn list(session: &Session, settings: &AiSdkSettings) -> Vec<Value> {
     messages(settings, &session.snapshot().await.unwrap())
 }
 
 #[tokio::test]
 async fn list_shows_prompts_and_answers_with_the_ids_of_the_stream() {
     let session = session([Step::text("One."), Step::text("Two.")]).await;
-    ask(&session, UiLevel::Seven, "u1").await;
-    ask(&session, UiLevel::Seven, "u2").await;
-    let list = list(&session, &settings(UiLevel::Seven)).await;
+    ask(&session, AiSdkVersion::Seven, "u1").await;
+    ask(&session, AiSdkVersion::Seven, "u2").await;
+    let list = list(&session, &settings(AiSdkVersion::Seven)).await;
     let ids: Vec<_> = list.iter().map(|message| message["id"].as_str().unwrap()).collect();
     let turns: Vec<_> =
         session.tree().await.unwrap().history().iter().map(|message| message.id.as_ref()?.turn()).collect();
@@ -39,14 +39,14 @@ async fn list_shows_prompts_and_answers_with_the_ids_of_the_stream() {
 async fn list_of_an_active_run_ends_with_the_prompt() {
     let gate = Gate::new();
     let session = session([Step::new().then_text(["One."]).gate(&gate).stop()]).await;
-    let client = Client::post(&session, UiLevel::Seven, submit(&[], "u1", "Hi")).await.unwrap();
+    let client = Client::post(&session, AiSdkVersion::Seven, submit(&[], "u1", "Hi")).await.unwrap();
     gate.reached().await;
-    let messages = list(&session, &settings(UiLevel::Seven)).await;
+    let messages = list(&session, &settings(AiSdkVersion::Seven)).await;
     assert_eq!(messages.len(), 1);
     assert_eq!(messages[0]["id"], "u1");
     gate.open();
     client.finish().await;
-    assert_eq!(listed(&session, UiLevel::Seven).await[1]["text"], "One.");
+    assert_eq!(listed(&session, AiSdkVersion::Seven).await[1]["text"], "One.");
 }
 
 #[tokio::test]
@@ -56,7 +56,7 @@ async fn large_file_is_an_address_unless_files_are_inline() {
     let large = Attachment::base64("image/png", "a".repeat(MAX_INLINE + 4));
     let blocks: Vec<Content> = vec!["Look".into(), small.into(), large.into()];
     session.ask(Prompt::new(Blocks(blocks)).with_id("u/1")).await.unwrap();
-    let mut settings = settings(UiLevel::Seven);
+    let mut settings = settings(AiSdkVersion::Seven);
     let parts = list(&session, &settings).await[0]["parts"].clone();
     assert_eq!(
         parts[1],
@@ -78,7 +78,7 @@ async fn message_without_an_id_is_named_after_its_node() {
     tree.push(crate::message::Message::assistant("Hello"));
     let mut snapshot = session.snapshot().await.unwrap();
     snapshot.tree = tree;
-    let list = messages(&settings(UiLevel::Seven), &snapshot);
+    let list = messages(&settings(AiSdkVersion::Seven), &snapshot);
     assert_eq!((&list[0]["id"], &list[1]["id"]), (&json!("n-1"), &json!("a-n-2")));
 }
 
@@ -100,7 +100,7 @@ async fn list_states_the_decisions_about_tool_uses_and_the_unusual_end_of_an_ans
         assert_eq!(paid["output"], "paid {\"eur\":20}");
     }
     let usual = decided(&MemoryStore::new(), StopReason::Stop).await;
-    assert_eq!(list(&usual, &settings(UiLevel::Seven)).await[1]["metadata"].get("stopReason"), None);
+    assert_eq!(list(&usual, &settings(AiSdkVersion::Seven)).await[1]["metadata"].get("stopReason"), None);
 }
 
 fn down() -> Step {
@@ -159,11 +159,11 @@ async fn list_ends_with_the_newest_failed_prompt_and_each_is_sent_again_once() {
 async fn list_of_a_run_about_a_failed_prompt_has_it_once() {
     let gate = Gate::new();
     let session = session([down(), Step::new().then_text(["One."]).gate(&gate).stop()]).await;
-    ask(&session, UiLevel::Seven, "u1").await;
-    assert_eq!(ids(&list(&session, &settings(UiLevel::Seven)).await), ["u1"]);
-    let client = Client::post(&session, UiLevel::Seven, submit(&[], "u1", "Hi")).await.unwrap();
+    ask(&session, AiSdkVersion::Seven, "u1").await;
+    assert_eq!(ids(&list(&session, &settings(AiSdkVersion::Seven)).await), ["u1"]);
+    let client = Client::post(&session, AiSdkVersion::Seven, submit(&[], "u1", "Hi")).await.unwrap();
     gate.reached().await;
-    assert_eq!(ids(&list(&session, &settings(UiLevel::Seven)).await), ["u1"]);
+    assert_eq!(ids(&list(&session, &settings(AiSdkVersion::Seven)).await), ["u1"]);
     gate.open();
     client.finish().await;
     assert_eq!(session.tree().await.unwrap().len(), 2);

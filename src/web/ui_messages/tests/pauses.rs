@@ -12,11 +12,11 @@ use crate::{
     session::Session,
     testing::{ScriptedProvider, Step},
     tool::{Decision, ToolContext, tool_fn},
-    web::ui_messages::{UiFrame, UiLevel, UiTarget},
+    web::ui_messages::{AiSdkFrame, AiSdkTarget, AiSdkVersion},
 };
 
 /// Runs a step with three tool uses. Two of them wait for a decision, and the third does not.
-async fn paused(level: UiLevel) -> (Session, Vec<UiFrame>) {
+async fn paused(level: AiSdkVersion) -> (Session, Vec<AiSdkFrame>) {
     let uses = Step::new()
         .then_text(["Shall I?"])
         .then_tool_use("d1", "delete", json!({ "zone": "a" }))
@@ -47,7 +47,7 @@ async fn pause_with_two_approvals_asks_for_both_and_answers_the_third_use() {
         let requests: Vec<_> =
             frames.iter().filter(|frame| frame["type"] == "tool-approval-request").collect();
         let asked: Vec<_> = requests.iter().map(|frame| frame["approvalId"].as_str().unwrap()).collect();
-        let expected: &[_] = if level == UiLevel::Seven { &["d1", "d2", "c1"] } else { &["d1", "d2"] };
+        let expected: &[_] = if level == AiSdkVersion::Seven { &["d1", "d2", "c1"] } else { &["d1", "d2"] };
         assert_eq!(asked, expected);
         let details = find(&frames, "data-omni-approval").unwrap();
         assert_eq!(details["data"]["commands"], "/c/1/commands");
@@ -78,10 +78,10 @@ async fn decisions_continue_the_same_message() {
 
 #[tokio::test]
 async fn decision_about_one_of_two_pauses_ends_the_response_at_the_pause() {
-    let (session, frames) = paused(UiLevel::Seven).await;
+    let (session, frames) = paused(AiSdkVersion::Seven).await;
     let mut parts = fold(&frames);
     respond(&mut parts, "d1", true);
-    let frames = Client::post(&session, UiLevel::Seven, decisions(&parts)).await.unwrap().finish().await;
+    let frames = Client::post(&session, AiSdkVersion::Seven, decisions(&parts)).await.unwrap().finish().await;
     assert_eq!(finish(&frames)["finishReason"], "tool-calls");
     let snapshot = session.snapshot().await.unwrap();
     assert_eq!(snapshot.agent.pauses.len(), 1, "the other use still waits");
@@ -179,8 +179,8 @@ impl AgentCallbacks for Ask {
 
 #[tokio::test]
 async fn decision_from_elsewhere_shows_in_the_response_of_the_run() {
-    let (session, _) = paused(UiLevel::Seven).await;
-    let client = Client::start(&session, UiLevel::Seven, |_| (UiTarget::Decisions, None)).await;
+    let (session, _) = paused(AiSdkVersion::Seven).await;
+    let client = Client::start(&session, AiSdkVersion::Seven, |_| (AiSdkTarget::Decisions, None)).await;
     for id in ["d1", "d2"] {
         session.resume(id, Decision::reject("No.")).await.unwrap();
     }

@@ -13,11 +13,11 @@ use crate::{
     tree::NodeId,
     web::{
         Problem,
-        ui_messages::{UiLevel, UiTarget, messages},
+        ui_messages::{AiSdkTarget, AiSdkVersion, messages},
     },
 };
 
-async fn reading(session: &Session, body: Value) -> Result<(Option<SessionCommand>, UiTarget), Problem> {
+async fn reading(session: &Session, body: Value) -> Result<(Option<SessionCommand>, AiSdkTarget), Problem> {
     plan(&session.snapshot().await.unwrap(), body)
 }
 
@@ -33,14 +33,14 @@ async fn assert_stale(session: &Session, body: Value, waiting: Value) {
 
 /// Returns the messages that a page loads.
 async fn shown(session: &Session) -> Vec<Value> {
-    messages(&settings(UiLevel::Seven), &session.snapshot().await.unwrap())
+    messages(&settings(AiSdkVersion::Seven), &session.snapshot().await.unwrap())
 }
 
 /// A conversation with two prompts and answers.
 async fn two(more: impl IntoIterator<Item = Step>) -> Session {
     let session = session([Step::text("One."), Step::text("Two.")].into_iter().chain(more)).await;
-    ask(&session, UiLevel::Seven, "u1").await;
-    ask(&session, UiLevel::Seven, "u2").await;
+    ask(&session, AiSdkVersion::Seven, "u1").await;
+    ask(&session, AiSdkVersion::Seven, "u2").await;
     session
 }
 
@@ -131,7 +131,7 @@ async fn message_below_a_node_off_the_path_becomes_a_branch() {
             panic!("{command:?}")
         };
         assert_eq!(node.get(), place);
-        Client::post(&session, UiLevel::Seven, body).await.unwrap().finish().await;
+        Client::post(&session, AiSdkVersion::Seven, body).await.unwrap().finish().await;
     }
     let texts: Vec<_> =
         session.tree().await.unwrap().history().iter().map(|message| message.text()).collect();
@@ -143,7 +143,7 @@ async fn regenerated_answer_has_its_own_id() {
     let session = two([Step::text("Again.")]).await;
     let older = shown(&session).await;
     let body = json!({ "id": "1", "trigger": "regenerate-message", "messages": older[..3] });
-    let frames = Client::post(&session, UiLevel::Seven, body).await.unwrap().finish().await;
+    let frames = Client::post(&session, AiSdkVersion::Seven, body).await.unwrap().finish().await;
     let newer = shown(&session).await;
     assert_eq!(newer[..3], older[..3]);
     assert_ne!(newer[3]["id"], older[3]["id"]);
@@ -173,7 +173,7 @@ async fn edited_message_becomes_a_branch_that_keeps_the_client_id() {
         body
     };
     for _ in 0..2 {
-        let frames = Client::post(&session, UiLevel::Seven, edit("u2")).await.unwrap().finish().await;
+        let frames = Client::post(&session, AiSdkVersion::Seven, edit("u2")).await.unwrap().finish().await;
         assert_eq!(frames[0]["messageId"], listed_id(&session).await);
         let path = session.tree().await.unwrap().iter().len();
         assert_eq!(path, 4, "the edited message replaces the old one");
@@ -192,11 +192,11 @@ async fn long_client_ids_are_shortened_and_found_again() {
     for length in [36, 37, 64, 65, 200] {
         let session = session([Step::text("One."), Step::text("Two."), Step::text("Three.")]).await;
         let long = "m".repeat(length);
-        ask(&session, UiLevel::Seven, &long).await;
+        ask(&session, AiSdkVersion::Seven, &long).await;
         for text in ["Better", "Best"] {
             let mut body = submit(&[], &long, text);
             body["messageId"] = (&*long).into();
-            Client::post(&session, UiLevel::Seven, body).await.unwrap().finish().await;
+            Client::post(&session, AiSdkVersion::Seven, body).await.unwrap().finish().await;
             assert_eq!(session.tree().await.unwrap().iter().len(), 2, "{length}: the message was edited");
         }
         // The newest version is the one on the path.
@@ -214,7 +214,7 @@ async fn long_client_ids_are_shortened_and_found_again() {
 #[tokio::test]
 async fn result_of_a_long_answer_id_becomes_a_prompt() {
     let session = session([Step::tool_use("l1", "locate", json!({ "zone": "a" }))]).await;
-    ask(&session, UiLevel::Seven, "u1").await;
+    ask(&session, AiSdkVersion::Seven, "u1").await;
     let part =
         json!({ "type": "tool-locate", "toolCallId": "l1", "state": "output-available", "output": "here" });
     let message = json!({ "id": "a".repeat(200), "role": "assistant", "parts": [part] });
@@ -238,10 +238,10 @@ async fn regenerate_answers_the_last_posted_prompt_again() {
             panic!("{command:?}")
         };
         assert_eq!(node.to_string(), "3");
-        assert_eq!(target, UiTarget::Again);
+        assert_eq!(target, AiSdkTarget::Again);
     }
     let body = json!({ "id": "1", "trigger": "regenerate-message", "messages": [user("u2", "Hi")] });
-    let frames = Client::post(&session, UiLevel::Seven, body).await.unwrap().finish().await;
+    let frames = Client::post(&session, AiSdkVersion::Seven, body).await.unwrap().finish().await;
     assert_eq!(fold(&frames)[1]["text"], "Again.");
 }
 
@@ -249,10 +249,10 @@ async fn regenerate_answers_the_last_posted_prompt_again() {
 async fn regenerate_after_a_failed_run_prompts_again() {
     let failed = || Step::error(ProviderError::new(ProviderErrorKind::Auth, "no key"));
     let session = session([failed(), failed(), Step::text("At last.")]).await;
-    ask(&session, UiLevel::Seven, "u1").await;
+    ask(&session, AiSdkVersion::Seven, "u1").await;
     for is_last in [false, true] {
         let body = json!({ "id": "1", "trigger": "regenerate-message", "messages": [user("u1", "Hi")] });
-        let frames = Client::post(&session, UiLevel::Seven, body).await.unwrap().finish().await;
+        let frames = Client::post(&session, AiSdkVersion::Seven, body).await.unwrap().finish().await;
         assert_eq!(find(&frames, "finish").is_some(), is_last);
     }
 }
@@ -261,13 +261,16 @@ async fn regenerate_after_a_failed_run_prompts_again() {
 async fn prompt_after_a_cancelled_turn_ignores_its_messages() {
     let gate = Gate::new();
     let session = session([Step::new().then_text(["Half"]).gate(&gate).stop(), Step::text("New.")]).await;
-    let client = Client::post(&session, UiLevel::Seven, submit(&[], "u1", "Hi")).await.unwrap();
+    let client = Client::post(&session, AiSdkVersion::Seven, submit(&[], "u1", "Hi")).await.unwrap();
     gate.reached().await;
     session.cancel().await.unwrap();
     client.finish().await;
     let before = [user("u1", "Hi"), answer("a-u1")];
-    let frames =
-        Client::post(&session, UiLevel::Seven, submit(&before, "u2", "Again")).await.unwrap().finish().await;
+    let frames = Client::post(&session, AiSdkVersion::Seven, submit(&before, "u2", "Again"))
+        .await
+        .unwrap()
+        .finish()
+        .await;
     assert_eq!(fold(&frames)[1]["text"], "New.");
     assert_eq!(session.tree().await.unwrap().iter().len(), 2);
 }
@@ -276,12 +279,12 @@ async fn prompt_after_a_cancelled_turn_ignores_its_messages() {
 async fn changed_prompt_that_is_staged_or_in_flight_is_refused() {
     let gate = Gate::new();
     let session = session([Step::new().then_text(["Half"]).gate(&gate).stop(), Step::text("New.")]).await;
-    let client = Client::post(&session, UiLevel::Seven, submit(&[], "u1", "Hi")).await.unwrap();
+    let client = Client::post(&session, AiSdkVersion::Seven, submit(&[], "u1", "Hi")).await.unwrap();
     gate.reached().await;
     let staged = Prompt::new("Next").with_id("u2");
     session.prompt(staged).await.unwrap();
     for (id, text, target) in
-        [("u1", "Hi", UiTarget::InFlight), ("u2", "Next", UiTarget::Prompt("u2".into()))]
+        [("u1", "Hi", AiSdkTarget::InFlight), ("u2", "Next", AiSdkTarget::Prompt("u2".into()))]
     {
         for is_edit in [false, true] {
             let body = |text: &str| {
@@ -319,7 +322,7 @@ async fn forged_decision_and_result_are_stale() {
 #[tokio::test]
 async fn decision_about_another_use_names_those_that_wait() {
     let session = session([Step::tool_use("d1", "delete", json!({ "zone": "a" }))]).await;
-    ask(&session, UiLevel::Seven, "u1").await;
+    ask(&session, AiSdkVersion::Seven, "u1").await;
     assert_eq!(session.snapshot().await.unwrap().agent.status, Status::Paused);
     let part = json!({ "type": "tool-delete", "toolCallId": "d9", "state": "approval-responded",
                        "approval": { "id": "d9", "approved": true } });

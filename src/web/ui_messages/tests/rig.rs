@@ -17,16 +17,19 @@ use crate::{
     tool::{Tool, ToolContext, ToolSet, declared_tool, tool_fn},
     web::{
         Problem,
-        front::files::Files,
-        ui_messages::{Post, UiFrame, UiLevel, UiSettings, UiStream, UiTarget, fold::UiFold, messages, read},
+        front::files::ClientFileForm,
+        ui_messages::{
+            AiSdkFrame, AiSdkPostBody, AiSdkSettings, AiSdkStream, AiSdkTarget, AiSdkVersion,
+            fold::AiSdkMessageFold, messages, read,
+        },
     },
 };
 
-pub(super) const LEVELS: [UiLevel; 2] = [UiLevel::Six, UiLevel::Seven];
+pub(super) const LEVELS: [AiSdkVersion; 2] = [AiSdkVersion::Six, AiSdkVersion::Seven];
 
-pub(super) fn settings(level: UiLevel) -> UiSettings {
-    let files = Files { base: Some("/c/1/files".to_owned()), ..Files::default() };
-    UiSettings { level, conversation: Some("/c/1".to_owned()), files, provider_items: true }
+pub(super) fn settings(level: AiSdkVersion) -> AiSdkSettings {
+    let files = ClientFileForm { base: Some("/c/1/files".to_owned()), ..ClientFileForm::default() };
+    AiSdkSettings { level, conversation: Some("/c/1".to_owned()), files, provider_items: true }
 }
 
 /// The tools of the tests: `clock` runs at once, `delete` needs an approval, and `locate` is run by the client.
@@ -71,25 +74,25 @@ impl AgentCallbacks for Stubborn {
 
 /// A response as a client sees it.
 pub(super) struct Client {
-    pub(super) stream: UiStream,
+    pub(super) stream: AiSdkStream,
     updates: SessionSubscription,
     session: Session,
     /// The state after the last update.
     view: SessionSnapshot,
-    pub(super) frames: Vec<UiFrame>,
+    pub(super) frames: Vec<AiSdkFrame>,
 }
 
 impl Client {
     /// Subscribes, and then sends the command that `target` returns.
     pub(super) async fn start(
         session: &Session,
-        level: UiLevel,
-        target: impl FnOnce(&SessionSnapshot) -> (UiTarget, Option<SessionCommand>),
+        level: AiSdkVersion,
+        target: impl FnOnce(&SessionSnapshot) -> (AiSdkTarget, Option<SessionCommand>),
     ) -> Self {
         let updates = session.subscribe(Mode::Observer).await.unwrap();
         let view = SessionSnapshot::clone(updates.snapshot().unwrap());
         let (target, command) = target(&view);
-        let mut stream = UiStream::begin(settings(level), &view, target);
+        let mut stream = AiSdkStream::begin(settings(level), &view, target);
         if let Some(command) = command
             && let SessionAnswer::Accepted(accepted) = session.perform(command, None).await.unwrap()
         {
@@ -100,7 +103,7 @@ impl Client {
     }
 
     /// Sends a request with this body, as the client of the AI SDK would. Returns its response, which the test reads.
-    pub(super) async fn post(session: &Session, level: UiLevel, body: Value) -> Result<Self, Problem> {
+    pub(super) async fn post(session: &Session, level: AiSdkVersion, body: Value) -> Result<Self, Problem> {
         let snapshot = session.snapshot().await.unwrap();
         let (command, target) = plan(&snapshot, body)?;
         Ok(Self::start(session, level, |_| (target, command)).await)
@@ -175,12 +178,12 @@ impl Client {
     }
 
     /// Reads events until the response is complete.
-    pub(super) async fn finish(self) -> Vec<UiFrame> {
+    pub(super) async fn finish(self) -> Vec<AiSdkFrame> {
         self.finish_missing(&BTreeMap::new()).await
     }
 
     /// Reads or misses events until the response is complete.
-    pub(super) async fn finish_missing(mut self, misses: &BTreeMap<usize, usize>) -> Vec<UiFrame> {
+    pub(super) async fn finish_missing(mut self, misses: &BTreeMap<usize, usize>) -> Vec<AiSdkFrame> {
         let mut events = 0..;
         while !self.stream.is_ended() {
             self.step_or_miss(events.next().unwrap(), misses).await;
@@ -197,16 +200,16 @@ impl Client {
 }
 
 /// Returns the frames with which a response begins.
-pub(super) fn begin(level: UiLevel, snapshot: &SessionSnapshot, target: UiTarget) -> Vec<UiFrame> {
-    let mut stream = UiStream::begin(settings(level), snapshot, target);
+pub(super) fn begin(level: AiSdkVersion, snapshot: &SessionSnapshot, target: AiSdkTarget) -> Vec<AiSdkFrame> {
+    let mut stream = AiSdkStream::begin(settings(level), snapshot, target);
     iter::from_fn(|| stream.next_frame()).collect()
 }
 
 pub(super) fn plan(
     snapshot: &SessionSnapshot,
     body: Value,
-) -> Result<(Option<SessionCommand>, UiTarget), Problem> {
-    let post: Post = serde_json::from_value(body).unwrap();
+) -> Result<(Option<SessionCommand>, AiSdkTarget), Problem> {
+    let post: AiSdkPostBody = serde_json::from_value(body).unwrap();
     read(&post, snapshot)
 }
 
@@ -222,20 +225,20 @@ pub(super) fn user(id: &str, text: &str) -> Value {
 }
 
 /// Sends a prompt, and returns the frames of its response.
-pub(super) async fn ask(session: &Session, level: UiLevel, id: &str) -> Vec<UiFrame> {
+pub(super) async fn ask(session: &Session, level: AiSdkVersion, id: &str) -> Vec<AiSdkFrame> {
     Client::post(session, level, submit(&[], id, "Hi")).await.unwrap().finish().await
 }
 
 /// Adds the content of the frames to the parts that a client has, and returns all its parts.
-pub(super) fn fold_onto(parts: Vec<Value>, frames: &[UiFrame]) -> Vec<Value> {
-    let mut fold = UiFold { parts, ..UiFold::default() };
+pub(super) fn fold_onto(parts: Vec<Value>, frames: &[AiSdkFrame]) -> Vec<Value> {
+    let mut fold = AiSdkMessageFold { parts, ..AiSdkMessageFold::default() };
     for frame in frames {
         fold.add(frame);
     }
     fold.parts
 }
 
-pub(super) fn fold(frames: &[UiFrame]) -> Vec<Value> {
+pub(super) fn fold(frames: &[AiSdkFrame]) -> Vec<Value> {
     fold_onto(Vec::new(), frames)
 }
 
@@ -244,41 +247,41 @@ pub(super) fn lasting(parts: Vec<Value>) -> Vec<Value> {
     parts.into_iter().filter(|part| !part["type"].as_str().unwrap().starts_with("data-")).collect()
 }
 
-async fn last_answer(session: &Session, level: UiLevel) -> Value {
+async fn last_answer(session: &Session, level: AiSdkVersion) -> Value {
     let all = messages(&settings(level), &session.snapshot().await.unwrap());
     all.into_iter().rfind(|message| message["role"] == "assistant").expect("an answer")
 }
 
 /// Returns the parts of the last answer in the list.
-pub(super) async fn listed(session: &Session, level: UiLevel) -> Vec<Value> {
+pub(super) async fn listed(session: &Session, level: AiSdkVersion) -> Vec<Value> {
     lasting(last_answer(session, level).await["parts"].as_array().unwrap().clone())
 }
 
 /// Returns the id of the last answer in the list, which has the turn of its first message.
 pub(super) async fn listed_id(session: &Session) -> String {
-    last_answer(session, UiLevel::Seven).await["id"].as_str().unwrap().to_owned()
+    last_answer(session, AiSdkVersion::Seven).await["id"].as_str().unwrap().to_owned()
 }
 
-pub(super) fn types(frames: &[UiFrame]) -> Vec<&str> {
+pub(super) fn types(frames: &[AiSdkFrame]) -> Vec<&str> {
     frames.iter().map(|frame| frame["type"].as_str().unwrap()).collect()
 }
 
-pub(super) fn find<'a>(frames: &'a [UiFrame], kind: &str) -> Option<&'a UiFrame> {
+pub(super) fn find<'a>(frames: &'a [AiSdkFrame], kind: &str) -> Option<&'a AiSdkFrame> {
     frames.iter().find(|frame| frame["type"] == kind)
 }
 
-pub(super) fn finish(frames: &[UiFrame]) -> &UiFrame {
+pub(super) fn finish(frames: &[AiSdkFrame]) -> &AiSdkFrame {
     find(frames, "finish").expect("a finish frame")
 }
 
 /// Checks the rules that the frames of every response follow.
-pub(super) fn check(level: UiLevel, frames: &[UiFrame]) {
+pub(super) fn check(level: AiSdkVersion, frames: &[AiSdkFrame]) {
     let types = types(frames);
     assert_eq!(types[0], "start", "{types:?}");
     let end = types.iter().position(|kind| matches!(*kind, "finish" | "error")).expect("a terminal frame");
     assert_eq!(end + 1, types.len(), "nothing follows the terminal frame: {types:?}");
     assert!(types[1..].iter().all(|kind| *kind != "start"), "{types:?}");
-    if level == UiLevel::Six {
+    if level == AiSdkVersion::Six {
         let of_seven = ["tool-approval-response", "custom", "steering-message", "reset-step"];
         assert!(types.iter().all(|kind| !of_seven.contains(kind)), "{types:?}");
         assert!(frames.iter().all(|frame| frame["finishReason"] != "interrupted"));

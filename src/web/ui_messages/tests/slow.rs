@@ -14,7 +14,7 @@ use crate::{
     subscription::Update,
     testing::{Gate, ScriptedProvider, Step},
     tool::{Decision, ToolContext, tool_fn},
-    web::ui_messages::{UiFrame, UiLevel, UiTarget},
+    web::ui_messages::{AiSdkFrame, AiSdkTarget, AiSdkVersion},
 };
 
 /// More events than any of these runs has.
@@ -32,7 +32,7 @@ enum Ending {
 
 const ENDINGS: [Ending; 5] = [Ending::Stop, Ending::Interrupt, Ending::Cancel, Ending::Fail, Ending::Refuse];
 
-fn texts(frames: &[UiFrame]) -> String {
+fn texts(frames: &[AiSdkFrame]) -> String {
     fold(frames).iter().filter_map(|part| part["text"].as_str()).collect()
 }
 
@@ -62,7 +62,7 @@ async fn missed_end_of_a_run_is_the_same_end() {
                 let session = ending(kind, &gate).await;
                 let mut slow = Client::post(&session, level, submit(&[], "u1", "Hi")).await.unwrap();
                 gate.reached().await;
-                let fast = Client::start(&session, level, |_| (UiTarget::InFlight, None)).await;
+                let fast = Client::start(&session, level, |_| (AiSdkTarget::InFlight, None)).await;
                 for _ in 0..seen {
                     slow.step().await;
                 }
@@ -105,7 +105,7 @@ async fn missed_repetition_voids_the_parts_of_the_earlier_answer() {
         let frames = client.finish().await;
         check(level, &frames);
         let parts = fold(&frames);
-        if level == UiLevel::Seven {
+        if level == AiSdkVersion::Seven {
             assert_eq!(parts, listed(&session, level).await);
             assert!(find(&frames, "reset-step").is_some());
         } else {
@@ -190,7 +190,7 @@ async fn staged_prompt_ends_the_answer_before_it_also_if_its_start_was_missed() 
                 } else {
                     session.prompt("Hi").await.unwrap();
                     gate.reached().await;
-                    Client::start(&session, level, |_| (UiTarget::InFlight, None)).await
+                    Client::start(&session, level, |_| (AiSdkTarget::InFlight, None)).await
                 };
                 session.prompt(Prompt::new("And?").with_id("u2")).await.unwrap();
                 client.until("text-delta").await;
@@ -237,7 +237,7 @@ async fn missed_pause_asks_for_all_decisions_and_missed_decisions_show_their_res
         assert_eq!(lasting(fold(&frames)), lasting(fold(&expected)));
         assert_eq!(frames.last(), expected.last());
 
-        let mut slow = Client::start(&session, level, |_| (UiTarget::Decisions, None)).await;
+        let mut slow = Client::start(&session, level, |_| (AiSdkTarget::Decisions, None)).await;
         for (id, decision) in [("d1", Decision::Execute), ("d2", Decision::reject("No."))] {
             session.resume(id, decision).await.unwrap();
         }
@@ -269,9 +269,10 @@ async fn missed_return_of_a_staged_prompt_is_discarded_for_the_same_reason() {
     {
         let gate = Gate::new();
         let session = session([Step::new().then_text(["One."]).gate(&gate).stop()]).await;
-        let mut first = Client::post(&session, UiLevel::Seven, submit(&[], "u1", "Hi")).await.unwrap();
+        let mut first = Client::post(&session, AiSdkVersion::Seven, submit(&[], "u1", "Hi")).await.unwrap();
         gate.reached().await;
-        let mut staged = Client::post(&session, UiLevel::Seven, submit(&[], "u2", "And?")).await.unwrap();
+        let mut staged =
+            Client::post(&session, AiSdkVersion::Seven, submit(&[], "u2", "And?")).await.unwrap();
         match index {
             0 => drop(session.unstage("u2").await.unwrap()),
             1 => session.interrupt().await.unwrap(),
@@ -279,7 +280,7 @@ async fn missed_return_of_a_staged_prompt_is_discarded_for_the_same_reason() {
         }
         staged.miss(ALL).await;
         let frames = staged.finish().await;
-        check(UiLevel::Seven, &frames);
+        check(AiSdkVersion::Seven, &frames);
         assert_eq!(frames[0]["messageId"], "a-u2");
         assert_eq!(find(&frames, "abort").unwrap()["reason"], reason);
         assert_eq!(finish(&frames)["messageMetadata"], json!({ "discarded": true }));
@@ -293,7 +294,7 @@ async fn missed_return_of_a_staged_prompt_is_discarded_for_the_same_reason() {
 async fn missed_title_is_sent_and_a_reader_that_gets_only_snapshots_gets_the_whole_answer() {
     let gate = Gate::new();
     let session = session([Step::new().then_text(["One."]).gate(&gate).stop()]).await;
-    let mut client = Client::post(&session, UiLevel::Seven, submit(&[], "u1", "Hi")).await.unwrap();
+    let mut client = Client::post(&session, AiSdkVersion::Seven, submit(&[], "u1", "Hi")).await.unwrap();
     client.until("text-delta").await;
     session.set_title(Some("Mountains")).await.unwrap();
     client.miss(ALL).await;
@@ -303,5 +304,5 @@ async fn missed_title_is_sent_and_a_reader_that_gets_only_snapshots_gets_the_who
         client.miss(1).await;
     }
     assert_eq!(finish(&client.frames)["messageMetadata"]["nodes"], json!([1, 2]));
-    assert_eq!(lasting(fold(&client.frames)), listed(&session, UiLevel::Seven).await);
+    assert_eq!(lasting(fold(&client.frames)), listed(&session, AiSdkVersion::Seven).await);
 }

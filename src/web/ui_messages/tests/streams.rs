@@ -16,7 +16,7 @@ use crate::{
     tool::{Tool, ToolContext, tool_fn},
     web::{
         testing::abandoned,
-        ui_messages::{UiFrame, UiLevel, UiTarget},
+        ui_messages::{AiSdkFrame, AiSdkTarget, AiSdkVersion},
     },
 };
 
@@ -25,7 +25,7 @@ fn zone() -> Value {
 }
 
 /// Checks the frames of a complete answer: they follow the rules, and the list shows the same answer.
-async fn check_listed(session: &Session, level: UiLevel, frames: &[UiFrame]) {
+async fn check_listed(session: &Session, level: AiSdkVersion, frames: &[AiSdkFrame]) {
     check(level, frames);
     assert_eq!(lasting(fold(frames)), listed(session, level).await, "{level:?}");
 }
@@ -183,7 +183,7 @@ async fn interrupt_keeps_the_text_and_cancel_marks_the_message_as_discarded() {
             let frames = client.finish().await;
             check(level, &frames);
             let reason = match level {
-                UiLevel::Seven if !is_cancelled => "interrupted",
+                AiSdkVersion::Seven if !is_cancelled => "interrupted",
                 _ => "other",
             };
             assert_eq!(finish(&frames)["finishReason"], reason);
@@ -208,7 +208,7 @@ async fn abandoned_run_is_the_same_error_live_and_discarded_and_after_a_return()
             client.finish_with(abandoned).await;
             staged.finish_with(abandoned).await;
             let snapshot = session.snapshot().await.unwrap();
-            let ended = UiTarget::Ended("u1".into(), RunOutcome::Abandoned);
+            let ended = AiSdkTarget::Ended("u1".into(), RunOutcome::Abandoned);
             let returned = begin(level, &snapshot, ended);
             for frames in [&client.frames, &staged.frames, &returned] {
                 check(level, frames);
@@ -218,7 +218,7 @@ async fn abandoned_run_is_the_same_error_live_and_discarded_and_after_a_return()
                 assert!(find(frames, "abort").is_none());
             }
             let texts =
-                |frames: &[UiFrame]| fold(frames).iter().filter(|part| part["text"] == "Half").count();
+                |frames: &[AiSdkFrame]| fold(frames).iter().filter(|part| part["text"] == "Half").count();
             assert_eq!((texts(&client.frames), texts(&returned)), (is_kept.into(), is_kept.into()));
         }
     }
@@ -266,7 +266,7 @@ async fn retry_removes_the_void_parts_at_level_seven_and_marks_them_at_level_six
         let frames = ask(&session, level, "u1").await;
         check(level, &frames);
         let parts = fold(&frames);
-        if level == UiLevel::Seven {
+        if level == AiSdkVersion::Seven {
             assert_eq!(parts, listed(&session, level).await);
             assert_eq!(find(&frames, "data-omni-retry").unwrap()["transient"], true);
             assert_eq!(find(&frames, "data-omni-retry").unwrap()["data"]["model"], Value::Null);
@@ -300,7 +300,7 @@ async fn resumed_stream_replays_the_answer_in_flight() {
         let session = session([Step::tool_use("t1", "clock", zone()), last]).await;
         let first = Client::post(&session, level, submit(&[], "u1", "Hi")).await.unwrap();
         gate.reached().await;
-        let second = Client::start(&session, level, |_| (UiTarget::InFlight, None)).await;
+        let second = Client::start(&session, level, |_| (AiSdkTarget::InFlight, None)).await;
         assert!(!second.frames.is_empty());
         gate.open();
         let (first, second) = (first.finish().await, second.finish().await);
@@ -335,13 +335,13 @@ async fn staged_prompt_waits_for_its_turn_and_ends_the_response_before() {
 async fn staged_prompt_of_a_cancelled_run_is_discarded() {
     let gate = Gate::new();
     let session = session([Step::text("Zero."), Step::new().then_text(["One."]).gate(&gate).stop()]).await;
-    ask(&session, UiLevel::Seven, "u0").await;
-    let _first = Client::post(&session, UiLevel::Seven, submit(&[], "u1", "Hi")).await.unwrap();
+    ask(&session, AiSdkVersion::Seven, "u0").await;
+    let _first = Client::post(&session, AiSdkVersion::Seven, submit(&[], "u1", "Hi")).await.unwrap();
     gate.reached().await;
-    let second = Client::post(&session, UiLevel::Seven, submit(&[], "u2", "And?")).await.unwrap();
+    let second = Client::post(&session, AiSdkVersion::Seven, submit(&[], "u2", "And?")).await.unwrap();
     session.cancel().await.unwrap();
     let frames = second.finish().await;
-    check(UiLevel::Seven, &frames);
+    check(AiSdkVersion::Seven, &frames);
     assert_eq!(finish(&frames)["messageMetadata"]["discarded"], true);
     assert_eq!(frames[0]["messageId"], "a-u2", "no two messages have one id");
 }
@@ -354,7 +354,7 @@ async fn prompt_of_a_failed_run_that_is_sent_again_has_its_own_answer() {
         ask(&session, level, "u0").await;
         let first = ask(&session, level, "u1").await;
         let snapshot = session.snapshot().await.unwrap();
-        let mut client = Client::start(&session, level, |_| (UiTarget::Prompt("u1".into()), None)).await;
+        let mut client = Client::start(&session, level, |_| (AiSdkTarget::Prompt("u1".into()), None)).await;
         client.miss(0).await;
         let again = client.finish().await;
         check(level, &again);
@@ -389,7 +389,7 @@ async fn prompt_that_joins_the_turn_is_a_steering_part() {
         gate.open();
         let frames = client.finish().await;
         check(level, &frames);
-        let kind = if level == UiLevel::Seven { "steering-message" } else { "data-omni-steering" };
+        let kind = if level == AiSdkVersion::Seven { "steering-message" } else { "data-omni-steering" };
         assert_eq!(find(&frames, kind).unwrap()["id"], "u2");
         assert_eq!(lasting(fold(&frames)), listed(&session, level).await);
     }
@@ -428,7 +428,7 @@ async fn provider_items_are_shown_by_kind_at_level_seven_only() {
         let frames = ask(&session, level, "u1").await;
         check(level, &frames);
         let shown = find(&frames, "custom");
-        assert_eq!(shown.is_some(), level == UiLevel::Seven);
+        assert_eq!(shown.is_some(), level == AiSdkVersion::Seven);
         assert!(!format!("{frames:?}").contains("secret"));
     }
 }
@@ -449,7 +449,7 @@ async fn known_prompt_replays_its_run_and_runs_nothing() {
 async fn title_is_transient_data() {
     let gate = Gate::new();
     let session = session([Step::new().then_text(["One."]).gate(&gate).stop()]).await;
-    let client = Client::post(&session, UiLevel::Six, submit(&[], "u1", "Hi")).await.unwrap();
+    let client = Client::post(&session, AiSdkVersion::Six, submit(&[], "u1", "Hi")).await.unwrap();
     gate.reached().await;
     session.set_title(Some("Mountains")).await.unwrap();
     gate.open();

@@ -4,14 +4,14 @@ use std::{mem, sync::Arc};
 
 use serde_json::{Map, json};
 
-use super::{UiUse, UiUseState, UiWriter};
+use super::{AiSdkFrameWriter, AiSdkToolUse, AiSdkToolUseState};
 use crate::{
     message::{ToolUse, ToolUseId},
     run::PendingUse,
     tool::Decision,
 };
 
-impl UiWriter {
+impl AiSdkFrameWriter {
     /// Sends the frames for a decision that was made.
     pub(in crate::web::ui_messages) fn decided(&mut self, id: &ToolUseId, decision: &Decision) {
         let approved = !matches!(decision, Decision::Reject(_));
@@ -55,7 +55,7 @@ impl UiWriter {
     fn note_pause(&mut self, pause: &PendingUse) {
         let call = pause.call();
         let is_known = self.find(call).is_some();
-        let noted = self.add_use(call, &pause.tool_use.name, UiUseState::Available);
+        let noted = self.add_use(call, &pause.tool_use.name, AiSdkToolUseState::Available);
         noted.is_asked = true;
         noted.is_question |= !is_known;
     }
@@ -85,8 +85,8 @@ impl UiWriter {
             return;
         }
         for index in 0..self.uses.len() {
-            let UiUse { id, state, is_asked, decided, .. } = &mut self.uses[index];
-            if *state == UiUseState::Available && !mem::replace(is_asked, true) {
+            let AiSdkToolUse { id, state, is_asked, decided, .. } = &mut self.uses[index];
+            if *state == AiSdkToolUseState::Available && !mem::replace(is_asked, true) {
                 let (id, approved) = (id.clone(), decided.unwrap_or(true));
                 self.frame(json!({
                     "type": "tool-approval-request", "approvalId": id, "toolCallId": id, "isAutomatic": true,

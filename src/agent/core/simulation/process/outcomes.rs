@@ -5,13 +5,13 @@ use std::time::Duration;
 use serde_json::json;
 
 use super::{
-    Asking, Call, Check, Condition, Effect, Op, Outside, Process, SlotCall,
+    AgentEffect, Asking, CallbackCall, Check, Condition, OpNumber, Outside, Process, ToolDispatch,
     script::{QUESTION, Said},
 };
 use crate::{
     agent::{
         ErrorDecision, Recovery, RecoveryDecision, TurnDecision,
-        phase::{OutputRequirement, Stage},
+        phase::{AgentTurnStage, OutputRequirement},
     },
     message::{History, Role, Text, ToolResult, ToolUse},
     provider::{BlockStart, Delta, Part, ProviderError, ProviderErrorKind, StopReason},
@@ -25,7 +25,8 @@ impl Process {
 
     /// Reports the next outcome. Returns whether something was in progress.
     pub(crate) fn proceed(&mut self, outside: &mut Outside) -> Check<bool> {
-        let is_due = |held: &mut (u64, Effect)| held.0 <= self.written && self.core.leaving_since.is_none();
+        let is_due =
+            |held: &mut (u64, AgentEffect)| held.0 <= self.written && self.core.leaving_since.is_none();
         if let Some((_, effect)) = self.held.take_if(is_due) {
             self.perform_all(outside, vec![effect])?;
         } else if let Some((op, call)) = self.call.take() {
@@ -47,11 +48,11 @@ impl Process {
 
     /// Returns whether the provider waits for the answer to its question.
     fn waits_for_an_answer(&self) -> bool {
-        matches!(self.core.phase().stage(), Some(Stage::Streaming { question: Some(_), .. }))
-            || matches!(self.held, Some((_, Effect::Answer(_))))
+        matches!(self.core.phase().stage(), Some(AgentTurnStage::Streaming { question: Some(_), .. }))
+            || matches!(self.held, Some((_, AgentEffect::Answer(_))))
     }
 
-    fn tool_done(&mut self, outside: &mut Outside, op: Op, mut calls: Vec<SlotCall>) -> Check {
+    fn tool_done(&mut self, outside: &mut Outside, op: OpNumber, mut calls: Vec<ToolDispatch>) -> Check {
         if outside.script.plot.tools_ask && self.question == Asking::No {
             let slot = calls[0].slot;
             self.tasks = Some((op, calls));
@@ -66,7 +67,7 @@ impl Process {
         self.input(outside, |core, cx| core.tool_done(op, call.slot, result, cx))
     }
 
-    fn answer(&mut self, outside: &mut Outside, op: Op) -> Check {
+    fn answer(&mut self, outside: &mut Outside, op: OpNumber) -> Check {
         if self.is_summarising() {
             return self.summarise(outside, op);
         }
@@ -112,25 +113,25 @@ impl Process {
         self.input(outside, |core, cx| core.stream_ended(op, cx))
     }
 
-    fn returned(&mut self, outside: &mut Outside, op: Op, call: Call) -> Check {
+    fn returned(&mut self, outside: &mut Outside, op: OpNumber, call: CallbackCall) -> Check {
         match call {
-            Call::PrepareStep => {
+            CallbackCall::PrepareStep => {
                 let (model, replay) = ("model".into(), outside.script.provider);
                 self.input(outside, |core, cx| {
                     core.prepared(op, OutputRequirement::default(), model, replay, cx);
                 })
             }
-            Call::HandleToolUse(tool_use) => {
+            CallbackCall::HandleToolUse(tool_use) => {
                 let decision = outside.script.decision(&tool_use);
                 self.input(outside, |core, cx| core.tool_decided(op, decision, cx))
             }
-            Call::HandleToolResult(mut result) => {
+            CallbackCall::HandleToolResult(mut result) => {
                 if outside.script.plot.replaces_results {
                     result.content = vec![Text::new("reviewed").into()];
                 }
                 self.input(outside, |core, cx| core.result_reviewed(op, *result, cx))
             }
-            Call::HandleTurn(_) => {
+            CallbackCall::HandleTurn(_) => {
                 let working = self.core.phase().turn().map(|turn| turn.working.all().clone());
                 let texts = working.iter().flat_map(History::iter).map(|message| message.text());
                 let count = texts.filter(|text| text.starts_with("continue")).count();
@@ -141,15 +142,15 @@ impl Process {
                 };
                 self.input(outside, |core, cx| core.turn_decided(op, decision, cx))
             }
-            Call::HandleError(_) => {
+            CallbackCall::HandleError(_) => {
                 let after = ErrorDecision::RetryAfter(Duration::from_secs(1));
                 let decisions = [ErrorDecision::Stop, ErrorDecision::Discard, ErrorDecision::Retry, after];
                 let random = outside.rng.pick(&decisions);
                 let decision = outside.script.plot.on_error.unwrap_or(random);
                 self.input(outside, |core, cx| core.error_decided(op, decision, cx))
             }
-            Call::HandleRecovery(recovery) => self.recovered(outside, op, &recovery),
-            Call::HandleEvent => {
+            CallbackCall::HandleRecovery(recovery) => self.recovered(outside, op, &recovery),
+            CallbackCall::HandleEvent => {
                 let prompt = outside.script.plot.on_event.clone();
                 self.input(outside, |core, cx| {
                     core.event_begun(op);
@@ -159,7 +160,7 @@ impl Process {
         }
     }
 
-    fn recovered(&mut self, outside: &mut Outside, op: Op, recovery: &Recovery) -> Check {
+    fn recovered(&mut self, outside: &mut Outside, op: OpNumber, recovery: &Recovery) -> Check {
         let decision = if self.may_disturb(outside, 10) {
             outside.rng.pick(&[RecoveryDecision::Interrupt, RecoveryDecision::Discard])
         } else {

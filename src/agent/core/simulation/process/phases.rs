@@ -1,6 +1,6 @@
 //! The names of the phases of an agent.
 
-use crate::agent::phase::{AfterEvent, Phase, Stage};
+use crate::agent::phase::{AgentPhase, AgentTurnStage, EventContinuation};
 
 /// The names of all phases, with their stages and variants.
 pub(crate) const PHASES: [&str; 18] = [
@@ -25,26 +25,26 @@ pub(crate) const PHASES: [&str; 18] = [
 ];
 
 /// Returns the name of a phase. A test requires that a process is closed in each phase that has a name.
-pub(super) fn name(phase: &Phase) -> &'static str {
+pub(super) fn name(phase: &AgentPhase) -> &'static str {
     let index = match phase {
-        Phase::Idle => 0,
-        Phase::Noticing { then: AfterEvent::Rest, .. } => 1,
-        Phase::Noticing { then: AfterEvent::Continue(_), .. } => 2,
-        Phase::InTurn { turn, stage, .. } => match stage {
-            Stage::Noticing { .. } => 3,
-            Stage::Preparing => 4,
-            Stage::Streaming { question: None, .. } => 5,
-            Stage::Streaming { question: Some(_), .. } => 6,
-            Stage::Deciding { .. } => 7,
-            Stage::Paused { .. } => 8,
-            Stage::Executing { questions, .. } if questions.is_empty() => 9,
-            Stage::Executing { .. } => 10,
-            Stage::Reviewing { .. } => 11,
-            Stage::Concluding { .. } => 12,
-            Stage::Failing { .. } => 13,
-            Stage::Delaying { .. } => 14,
-            Stage::Recovering(_) => 15,
-            Stage::Compacting { .. } => 16 + usize::from(turn.compaction.is_some()),
+        AgentPhase::Idle => 0,
+        AgentPhase::Noticing { then: EventContinuation::Rest, .. } => 1,
+        AgentPhase::Noticing { then: EventContinuation::Continue(_), .. } => 2,
+        AgentPhase::InTurn { turn, stage, .. } => match stage {
+            AgentTurnStage::Noticing { .. } => 3,
+            AgentTurnStage::Preparing => 4,
+            AgentTurnStage::Streaming { question: None, .. } => 5,
+            AgentTurnStage::Streaming { question: Some(_), .. } => 6,
+            AgentTurnStage::Deciding { .. } => 7,
+            AgentTurnStage::Paused { .. } => 8,
+            AgentTurnStage::Executing { questions, .. } if questions.is_empty() => 9,
+            AgentTurnStage::Executing { .. } => 10,
+            AgentTurnStage::Reviewing { .. } => 11,
+            AgentTurnStage::Concluding { .. } => 12,
+            AgentTurnStage::Failing { .. } => 13,
+            AgentTurnStage::Delaying { .. } => 14,
+            AgentTurnStage::Recovering(_) => 15,
+            AgentTurnStage::Compacting { .. } => 16 + usize::from(turn.compaction.is_some()),
         },
     };
     PHASES[index]

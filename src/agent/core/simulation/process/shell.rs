@@ -3,27 +3,27 @@
 use std::{sync::Arc, time::Duration};
 
 use super::{
-    Asking, Check, Condition, Context, Core, Effect, Fault, NumberedRecord, Op, Outside, Process, Reply,
-    SlotCall, ensure,
+    AgentCore, AgentEffect, Asking, Check, Condition, CoreContext, Fault, NumberedRecord, OpNumber, Outside,
+    Process, Reply, ToolDispatch, ensure,
 };
 use crate::{
-    agent::{Delivery, Event, Response},
+    agent::{CommitItem, Event, Response},
     message::{Timestamp, TurnId},
     run::Error,
     subscription::Numbered,
-    telemetry::Caller,
+    telemetry::CallerSpan,
 };
 
 impl Process {
     pub(super) fn input<T>(
         &mut self,
         outside: &mut Outside,
-        input: impl FnOnce(&mut Core, &mut Context<'_>) -> T,
+        input: impl FnOnce(&mut AgentCore, &mut CoreContext<'_>) -> T,
     ) -> Check<T> {
         outside.clock += 1;
         outside.turns += 1;
         let (now, id) = (Timestamp(outside.clock), TurnId::new(outside.turns));
-        let mut cx = Context {
+        let mut cx = CoreContext {
             now: &move || now,
             config: &outside.config,
             tools: &outside.tools,
@@ -41,7 +41,7 @@ impl Process {
         Ok(output)
     }
 
-    pub(super) fn perform_all(&mut self, outside: &mut Outside, effects: Vec<Effect>) -> Check {
+    pub(super) fn perform_all(&mut self, outside: &mut Outside, effects: Vec<AgentEffect>) -> Check {
         for effect in effects {
             self.crash_perhaps(outside);
             if self.is_dead() {
@@ -90,50 +90,53 @@ impl Process {
         turn.filter(|_| is_asked).map(Reply::Answer)
     }
 
-    fn perform(&mut self, outside: &mut Outside, effect: Effect) -> Check {
+    fn perform(&mut self, outside: &mut Outside, effect: AgentEffect) -> Check {
         match effect {
-            Effect::Emit(event) => self.emit(outside, event)?,
-            Effect::Call(op, call) => self.call = Some((op, call)),
-            Effect::Abort => {
+            AgentEffect::Emit(event) => self.emit(outside, event)?,
+            AgentEffect::Call(op, call) => self.call = Some((op, call)),
+            AgentEffect::Abort => {
                 (self.call, self.permit, self.stream, self.tasks) = (None, None, None, None);
                 (self.delay, self.held) = (None, None);
                 self.question = Asking::No;
                 self.timers.clear();
             }
-            Effect::DropCall => self.call = None,
-            Effect::Open(op) | Effect::Summarise(op) => self.permit = Some(op),
-            Effect::Connect(op) => {
+            AgentEffect::DropCall => self.call = None,
+            AgentEffect::Open(op) | AgentEffect::Summarise(op) => self.permit = Some(op),
+            AgentEffect::Connect(op) => {
                 let turn = self.core.phase().turn().ok_or("a request without a turn")?;
                 if turn.recorded && !self.is_summarising() {
                     outside.oracle.requests(turn.id, turn.step, outside.script.provider)?;
                 }
                 self.stream = Some(op);
             }
-            Effect::RunTools(op, calls) => self.run_tools(outside, op, calls)?,
-            Effect::Delay(op, delay) => self.delay = Some((op, delay)),
-            Effect::Record => self.record(),
-            Effect::RecordSoon => self.soon = true,
-            Effect::Held(effect) => return self.hold_back(outside, *effect),
-            Effect::Return(op) => return self.input(outside, |core, cx| core.paused(op, cx)),
-            Effect::Expire(tool_use, _) => self.timers.push(tool_use),
-            Effect::Resolve(response) => {
+            AgentEffect::RunTools(op, calls) => self.run_tools(outside, op, calls)?,
+            AgentEffect::Delay(op, delay) => self.delay = Some((op, delay)),
+            AgentEffect::Record => self.record(),
+            AgentEffect::RecordSoon => self.soon = true,
+            AgentEffect::Held(effect) => return self.hold_back(outside, *effect),
+            AgentEffect::Return(op) => return self.input(outside, |core, cx| core.paused(op, cx)),
+            AgentEffect::Expire(tool_use, _) => self.timers.push(tool_use),
+            AgentEffect::Resolve(response) => {
                 if let Some(reply) = self.reply_to_caller(&response) {
                     outside.oracle.acknowledge(reply);
                 }
             }
-            Effect::Watch(_) | Effect::WatchOn { .. } | Effect::FreezeWatch(_) | Effect::EndTool(_) => {}
-            Effect::Answer(_) | Effect::AnswerTool(..) => self.question = Asking::Answered,
+            AgentEffect::Watch(_)
+            | AgentEffect::WatchOn { .. }
+            | AgentEffect::FreezeWatch(_)
+            | AgentEffect::EndTool(_) => {}
+            AgentEffect::Answer(_) | AgentEffect::AnswerTool(..) => self.question = Asking::Answered,
         }
         Ok(())
     }
 
     /// Performs an effect when the last record is stored.
-    fn hold_back(&mut self, outside: &mut Outside, effect: Effect) -> Check {
+    fn hold_back(&mut self, outside: &mut Outside, effect: AgentEffect) -> Check {
         let is_written = self.written >= self.last && self.core.leaving_since.is_none();
         if is_written || outside.fault == Some(Fault::GatesRemoved) {
             return self.perform(outside, effect);
         }
-        if let Effect::Resolve(response) = effect {
+        if let AgentEffect::Resolve(response) = effect {
             // The caller does not know of a failure yet.
             let reply = if response.is_ok() { self.reply_to_caller(&response) } else { None };
             self.replies.extend(reply.map(|reply| (self.last, reply)));
@@ -144,7 +147,7 @@ impl Process {
         Ok(())
     }
 
-    fn run_tools(&mut self, outside: &mut Outside, op: Op, mut calls: Vec<SlotCall>) -> Check {
+    fn run_tools(&mut self, outside: &mut Outside, op: OpNumber, mut calls: Vec<ToolDispatch>) -> Check {
         let turn = self.core.phase().turn().ok_or("tools without a turn")?;
         for call in &mut calls {
             if outside.fault == Some(Fault::KeyChanged) {
@@ -177,8 +180,8 @@ impl Process {
         event: Option<Numbered<Event>>,
         record: Option<Arc<NumberedRecord>>,
     ) {
-        let (config, run) = (Arc::clone(&outside.config), Caller::default());
-        self.outbox.push_back(Delivery { event, config, run, settings: None, record });
+        let (config, run) = (Arc::clone(&outside.config), CallerSpan::default());
+        self.outbox.push_back(CommitItem { event, config, run, settings: None, record });
     }
 
     fn record(&mut self) {

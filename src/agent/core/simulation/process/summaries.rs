@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
-use super::{Check, Op, Outside, Process, ensure};
+use super::{Check, OpNumber, Outside, Process, ensure};
 use crate::{
     actor::random::Rng,
-    agent::{Compact, CompactionPolicy, Compactor, Config, phase::Stage},
+    agent::{Compact, CompactionPolicy, Config, ResolvedCompaction, phase::AgentTurnStage},
     message::History,
     provider::{
         BlockStart, Delta, ModelInfo, Part, ProviderError, ProviderErrorKind, StopReason, estimated_tokens,
@@ -38,7 +38,7 @@ impl Outside {
         let info = ModelInfo::new("model").with_context_window(room + 1).with_output_limit(1);
         let mut config = Config::clone(&self.config);
         config.model = config.model.with_info(info);
-        config.set_compactor(Some(Compactor { policy, model: None, acts_at_end: true }));
+        config.set_compactor(Some(ResolvedCompaction { policy, model: None, acts_at_end: true }));
         config.tools = self.tools.clone();
         self.config = Arc::new(config);
     }
@@ -52,7 +52,7 @@ impl Outside {
 impl Process {
     /// Returns whether a summary is being written.
     pub(crate) fn is_summarising(&self) -> bool {
-        matches!(self.core.phase().stage(), Some(Stage::Compacting { .. }))
+        matches!(self.core.phase().stage(), Some(AgentTurnStage::Compacting { .. }))
     }
 
     /// Returns whether the turn in flight consists of a compaction alone.
@@ -83,7 +83,7 @@ impl Process {
     }
 
     /// Lets the model write a summary. Sometimes it fails, or the process ends meanwhile.
-    pub(super) fn summarise(&mut self, outside: &mut Outside, op: Op) -> Check {
+    pub(super) fn summarise(&mut self, outside: &mut Outside, op: OpNumber) -> Check {
         if self.may_crash(outside, CRASHES) {
             return Ok(());
         }

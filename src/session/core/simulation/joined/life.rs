@@ -6,20 +6,20 @@ use super::{Common, people, place::Returned, writes::Storing};
 use crate::{
     actor::simulation::{Check, ensure},
     agent::{
-        Delivery, Event, Status,
+        CommitItem, Event, Status,
         process::{Condition, Process, Reply},
     },
     run::{PendingUse, RunEnd},
     session::{
         SessionSnapshot,
-        core::{Core, Effect, Env},
+        core::{SessionCore, SessionEffect, SessionEnv},
     },
     store::TitleBy,
 };
 
 pub(super) struct Life {
     pub(super) process: Process,
-    pub(super) core: Core,
+    pub(super) core: SessionCore,
     pub(super) epoch: u64,
     pub(super) storing: Storing,
     /// The runs on other histories whose start is acknowledged when changes up to this number are stored.
@@ -214,7 +214,7 @@ impl Life {
 
     /// Processes the agent's next event or record. Returns whether there was one.
     pub(super) fn deliver(&mut self, common: &mut Common) -> Check<bool> {
-        let Some(Delivery { event, config, record, .. }) = self.process.take_delivery() else {
+        let Some(CommitItem { event, config, record, .. }) = self.process.take_delivery() else {
             return Ok(false);
         };
         if let Some(Event::CompactionStart { turn, .. }) = event.as_ref().map(|event| &*event.event) {
@@ -249,12 +249,12 @@ impl Life {
     pub(super) fn step(
         &mut self,
         common: &mut Common,
-        input: impl FnOnce(&mut Core, &Env<'_>, &mut Vec<Effect>),
+        input: impl FnOnce(&mut SessionCore, &SessionEnv<'_>, &mut Vec<SessionEffect>),
     ) -> Check {
         let was_lost = self.core.is_lost();
         let mut effects = Vec::new();
         let id = common.write_id();
-        let env = Env { write_id: &|| id, unsaved_limit: usize::MAX, left: None };
+        let env = SessionEnv { write_id: &|| id, unsaved_limit: usize::MAX, left: None };
         input(&mut self.core, &env, &mut effects);
         for effect in effects {
             self.process.crash_perhaps(&mut common.outside);
@@ -262,17 +262,17 @@ impl Life {
                 return Ok(());
             }
             match effect {
-                Effect::Emit(event) => self.view.take_in(&event).map_err(|error| error.to_string())?,
-                Effect::Write(job) => {
+                SessionEffect::Emit(event) => self.view.take_in(&event).map_err(|error| error.to_string())?,
+                SessionEffect::Write(job) => {
                     nothing_follows_a_loss(was_lost)?;
                     self.storing.begin(job)?;
                 }
-                Effect::RetryIn(_) => self.storing.waits = true,
-                Effect::Written(number) => {
+                SessionEffect::RetryIn(_) => self.storing.waits = true,
+                SessionEffect::Written(number) => {
                     nothing_follows_a_loss(was_lost)?;
                     self.process.written(&mut common.outside, number);
                 }
-                Effect::Behind(_) | Effect::AtRest | Effect::PromptsSettled => {}
+                SessionEffect::Behind(_) | SessionEffect::AtRest | SessionEffect::PromptsSettled => {}
             }
         }
         let core = &self.core;

@@ -13,8 +13,8 @@ use crate::{
     run::TurnRecord,
     session::{
         SessionSnapshot,
-        core::{Core, StoredFlight, simulation::vault},
-        loading::{LoadedTurn, RecoveredTurn, closed},
+        core::{SessionCore, StoredTurnInFlight, simulation::vault},
+        loading::{LoadedTurn, RecordedTurnTreatment, closed},
     },
     store::{Change, Commit, Labels, Stored, StoredTurn, Version, Write},
     tree::Tree,
@@ -36,7 +36,7 @@ impl Life {
             },
         };
         if !life.is_saved() {
-            life.step(common, Core::save)?;
+            life.step(common, SessionCore::save)?;
         }
         life.process.take_up(&mut common.outside)?;
         Ok(Some(life))
@@ -45,7 +45,7 @@ impl Life {
     fn create(common: &mut Common, epoch: u64, level: Durable, condition: Condition) -> Self {
         let process = Process::start(&common.outside, epoch, level, History::new(), None, None);
         let config = Arc::clone(&common.outside.config);
-        let mut core = Core::new(None, Labels::default(), true, config, process.last_event());
+        let mut core = SessionCore::new(None, Labels::default(), true, config, process.last_event());
         core.set_prompts(Vec::new(), level > Durable::Turns);
         if common.outside.rng.percent(50) {
             let version = common.place.vault.put(core.state());
@@ -65,17 +65,20 @@ impl Life {
         let tree = Tree::restored(nodes, head, cursors, next).map_err(|error| error.to_string())?;
         let has_turn = turn.is_some();
         let turn = turn.map(|turn| reread(&turn)).transpose()?;
-        let flight = StoredFlight::of_stored(turn.as_ref(), head);
+        let flight = StoredTurnInFlight::of_stored(turn.as_ref(), head);
         let random = common.outside.rng.pick(&[OnUncertain::Report, OnUncertain::Ask]);
         let on_uncertain = common.on_uncertain.unwrap_or(random);
         let recover = Recover::default().with_on_uncertain(on_uncertain);
         let now = common.outside.now();
-        let recovered = RecoveredTurn::of(&vault::id(), turn.clone().map(Box::new), &tree, recover, now)
-            .map_err(|error| error.to_string())?;
+        let recovered =
+            RecordedTurnTreatment::of(&vault::id(), turn.clone().map(Box::new), &tree, recover, now)
+                .map_err(|error| error.to_string())?;
         let (history, loaded) = match recovered {
-            RecoveredTurn::None => (tree.history().clone(), None),
-            RecoveredTurn::Turn(turn) => (turn.history.clone(), Some(*turn)),
-            RecoveredTurn::Discarded(end) => return Err(format!("a readable turn is discarded: {end:?}")),
+            RecordedTurnTreatment::None => (tree.history().clone(), None),
+            RecordedTurnTreatment::Turn(turn) => (turn.history.clone(), Some(*turn)),
+            RecordedTurnTreatment::Discarded(end) => {
+                return Err(format!("a readable turn is discarded: {end:?}"));
+            }
         };
         ensure!(has_turn == loaded.is_some(), "the turn in flight is void");
         let (in_flight, counted) = match loaded {
@@ -96,7 +99,7 @@ impl Life {
         };
         let process = Process::start(&common.outside, epoch, level, history, in_flight, last_run);
         let config = Arc::clone(&common.outside.config);
-        let mut core = Core::loaded(tree, state.clone(), version, true, config, process.last_event());
+        let mut core = SessionCore::loaded(tree, state.clone(), version, true, config, process.last_event());
         core.loaded_usage(used.usage);
         core.loaded_flight(flight);
         core.set_prompts(prompts, level > Durable::Turns);
@@ -120,7 +123,13 @@ impl Life {
         Ok(Some(life))
     }
 
-    fn new(common: &Common, mut process: Process, core: Core, epoch: u64, condition: Condition) -> Self {
+    fn new(
+        common: &Common,
+        mut process: Process,
+        core: SessionCore,
+        epoch: u64,
+        condition: Condition,
+    ) -> Self {
         process.condition = condition;
         let view = SessionSnapshot {
             last: process.last_event(),

@@ -13,7 +13,7 @@ use crate::{
     agent::process::Fault,
     message::{Message, TurnId},
     run::{Prompt, RunEnd, RunOutcome, TurnRecord},
-    session::core::Job,
+    session::core::WriteJob,
     store::{Change, Commit, StoreError, Stored, StoredTurn, TurnChange, Version},
     tree::{NodeId, Tree},
 };
@@ -106,7 +106,7 @@ impl Place {
     }
 
     /// Performs a write of the owner with this epoch. The outer result is the check of the promises.
-    pub(super) fn write(&mut self, job: &Job, epoch: u64) -> Check<Result<Version, StoreError>> {
+    pub(super) fn write(&mut self, job: &WriteJob, epoch: u64) -> Check<Result<Version, StoreError>> {
         if !self.is_owned(epoch) {
             return Ok(Err(StoreError::LeaseLost { id: vault::id() }));
         }

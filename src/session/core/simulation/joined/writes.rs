@@ -6,7 +6,7 @@ use super::{Common, life::Life, place::Returned};
 use crate::{
     actor::simulation::{Check, ensure},
     agent::{Durable, Status, process::Condition},
-    session::core::{Core, Job, simulation::vault},
+    session::core::{SessionCore, WriteJob, simulation::vault},
     store::{Change, StoreError, TurnChange, WriteId},
 };
 
@@ -14,7 +14,7 @@ use crate::{
 #[derive(Default)]
 pub(super) struct Storing {
     /// The attempt in flight.
-    pub(super) attempt: Option<Arc<Job>>,
+    pub(super) attempt: Option<Arc<WriteJob>>,
     /// Whether a wait before the next attempt is in progress.
     pub(super) waits: bool,
     /// The prompts that the ends of runs have returned, and that are not written yet.
@@ -25,7 +25,7 @@ pub(super) struct Storing {
 
 impl Storing {
     /// Starts an attempt at a write.
-    pub(super) fn begin(&mut self, job: Arc<Job>) -> Check {
+    pub(super) fn begin(&mut self, job: Arc<WriteJob>) -> Check {
         let id = vault::write_id(&job);
         if self.last.as_ref().is_none_or(|last| last.0 != id) {
             let mut prompts = Vec::new();
@@ -89,7 +89,7 @@ impl Life {
     /// Repeats a write that has failed.
     pub(super) fn retry(&mut self, common: &mut Common) -> Check {
         self.storing.waits = false;
-        self.step(common, Core::retry)
+        self.step(common, SessionCore::retry)
     }
 
     /// Reports that the conversation has another owner.
@@ -100,7 +100,7 @@ impl Life {
 
     /// Saves everything. Returns whether this has succeeded.
     fn save_all(&mut self, common: &mut Common) -> Check<bool> {
-        self.step(common, Core::save)?;
+        self.step(common, SessionCore::save)?;
         for _ in 0..20 {
             if self.process.is_dead() || self.is_saved() {
                 break;

@@ -10,6 +10,9 @@
 #[path = "../support/forward.rs"]
 mod forward;
 
+#[macro_use]
+mod stores;
+
 mod approvals;
 mod approvals_property;
 mod faults;
@@ -22,7 +25,6 @@ mod lives;
 mod managed;
 mod owned;
 mod prompts;
-mod stores;
 mod sub_agent_usage;
 mod sub_agents;
 mod sweep;

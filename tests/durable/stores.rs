@@ -14,16 +14,47 @@ use omni_agent::{
 };
 use serde_json::json;
 
+/// Waits until a condition is true, for at most a minute. The changes come from other threads, or from a store.
+macro_rules! until {
+    ($what:literal, $condition:expr) => {{
+        let waiting = async {
+            while !$condition {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        };
+        tokio::time::timeout(Duration::from_mins(1), waiting).await.expect($what);
+    }};
+}
+
 /// A store of one kind, and its folder, which is removed when this value is dropped.
 pub(crate) struct Place {
     pub(crate) store: Arc<dyn Store>,
     folder: Option<std::path::PathBuf>,
+    /// The application name of the connections to PostgreSQL. No other store has it.
+    #[cfg(feature = "postgres")]
+    connections: Option<String>,
 }
 
 impl Drop for Place {
     fn drop(&mut self) {
+        // Processes that are played to die keep their connections.
+        #[cfg(feature = "postgres")]
+        if let Some(name) = self.connections.take() {
+            let _ = std::thread::spawn(move || end_connections(&name)).join();
+        }
         if let Some(folder) = &self.folder {
             let _ = std::fs::remove_dir_all(folder);
+        }
+    }
+}
+
+impl Place {
+    fn new(store: Arc<dyn Store>, folder: Option<std::path::PathBuf>) -> Self {
+        Self {
+            store,
+            folder,
+            #[cfg(feature = "postgres")]
+            connections: None,
         }
     }
 }
@@ -35,7 +66,7 @@ fn temporary() -> std::path::PathBuf {
 /// Returns a new store of each kind that keeps turns and can be used here.
 pub(crate) async fn stores() -> Vec<Place> {
     let all = [
-        Some(Place { store: Arc::new(MemoryStore::new()), folder: None }),
+        Some(Place::new(Arc::new(MemoryStore::new()), None)),
         Some(files().await),
         #[cfg(feature = "sqlite")]
         Some(sqlite().await),
@@ -48,7 +79,7 @@ pub(crate) async fn stores() -> Vec<Place> {
 async fn files() -> Place {
     let folder = temporary();
     let files = FileSystemStore::builder(&folder).durability(Durability::Process).exclusive();
-    Place { store: Arc::new(files.open().await.unwrap()), folder: Some(folder) }
+    Place::new(Arc::new(files.open().await.unwrap()), Some(folder))
 }
 
 #[cfg(feature = "sqlite")]
@@ -63,13 +94,30 @@ pub(crate) async fn sqlite_with_leases(lasts: std::time::Duration) -> Place {
     std::fs::create_dir(&folder).unwrap();
     let store = omni_agent::store::SqliteStore::builder(folder.join("conversations")).lease(lasts);
     let store = Arc::new(store.durability(Durability::Process).open().await.unwrap());
-    Place { store, folder: Some(folder) }
+    Place::new(store, Some(folder))
 }
 
 #[cfg(feature = "postgres")]
 async fn postgres() -> Option<Place> {
     let url = crate::server::url()?;
-    Some(Place { store: Arc::new(crate::server::fresh(url).open().await.unwrap()), folder: None })
+    let name = ConversationId::generate().to_string();
+    let separator = if url.contains('?') { '&' } else { '?' };
+    let store =
+        crate::server::fresh(&format!("{url}{separator}application_name={name}")).open().await.unwrap();
+    let mut place = Place::new(Arc::new(store), None);
+    place.connections = Some(name);
+    Some(place)
+}
+
+/// Ends all connections to PostgreSQL with this application name.
+#[cfg(feature = "postgres")]
+fn end_connections(name: &str) {
+    let end = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = $1";
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(async {
+        let client = crate::server::raw(crate::server::url().unwrap()).await;
+        client.execute(end, &[&name]).await.unwrap();
+    });
 }
 
 pub(crate) fn id(text: &str) -> ConversationId {

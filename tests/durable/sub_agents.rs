@@ -27,18 +27,6 @@ use crate::{
     stores::{id, stores},
 };
 
-/// Waits until a condition is true, for at most a minute. The changes come from other threads, or from a store.
-macro_rules! until {
-    ($what:literal, $condition:expr) => {{
-        let waiting = async {
-            while !$condition {
-                tokio::time::sleep(Duration::from_millis(5)).await;
-            }
-        };
-        tokio::time::timeout(Duration::from_mins(1), waiting).await.expect($what);
-    }};
-}
-
 /// The stage at which the processes of the first life stop.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Stage {

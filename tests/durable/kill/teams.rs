@@ -20,6 +20,7 @@ use omni_agent::{
     manager::OpenOptions,
     message::{RequestEnd, Role, Timestamp, Usage},
     run::RunOutcome,
+    session::Mode,
     store::{
         ConversationId, Filter, Labels, Listing, Page, Store, StoreError, Summary, TurnSummary,
         custom::{Change, Commit, Lease, Stored, TurnChange, Turns, Version, Write},
@@ -275,7 +276,9 @@ async fn begin(life: &Life, team: &Arc<Team>) {
     for stage in Stage::ALL {
         let root = team.root(stage);
         let labels = Labels::new([(FAMILY, root.as_str())]).unwrap();
-        let opened = life.manager.create_with_id(&team.id(stage), options(team).labels(labels)).await;
+        // A controller keeps the root open until it has its prompt, however late this task is.
+        let options = options(team).labels(labels).subscribe(Some(Mode::Controller));
+        let opened = life.manager.create_with_id(&team.id(stage), options).await;
         life.send_prompt(&opened.unwrap().session, &root, &team.plan(stage)).await.unwrap();
     }
     for stage in Stage::ALL.into_iter().filter(|stage| *stage != Stage::Paused) {

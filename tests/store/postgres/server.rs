@@ -61,7 +61,7 @@ folder=$1 binaries=$2 settings=$3
 start() {
     "$binaries/pg_ctl" start -w -D "$folder/data" -l "$folder/log" -o "$options" >/dev/null 2>&1 </dev/null
 }
-options="-k $folder -c listen_addresses= -c max_connections=300 -c track_activity_query_size=16384 $settings"
+options="-k $folder -c listen_addresses= -c max_connections=50 -c track_activity_query_size=16384 $settings"
 start && echo ready || exit 1
 while read -r word; do
     case $word in

@@ -47,7 +47,8 @@ pub enum OnUncertain {
     /// The model gets an error result, which states that it is not known whether the tool took effect.
     #[default]
     Report,
-    /// The turn pauses, and the tool use waits for a decision.
+    /// The turn pauses, and the tool use waits for a decision. The pause has an id that no earlier pause had: see
+    /// [`PendingUse::asked_by`](crate::run::PendingUse::asked_by).
     Ask,
 }
 

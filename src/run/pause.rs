@@ -25,10 +25,11 @@ pub struct PendingUse {
     /// is the text `needs approval`. If a running tool asks, this is its question.
     #[serde(default)]
     pub reason: Value,
-    /// The id of the tool use whose running tool asks a question. The tool use in the pause then has this id, followed
-    /// by `?` and a number, so that an answer never applies to a later question of the same call. If a sub-agent waits,
-    /// the turn and the tool use of the sub-agent follow in place of the number. `None` if the pause is about whether
-    /// a tool of this agent may run.
+    /// The id of the tool use that the pause asks about, if the tool has started: the running tool asks a question, or
+    /// a restart has interrupted the tool and the pause asks whether the tool may run again. The tool use in the pause
+    /// then has this id, followed by `?` and a number, so that an answer never applies to a later question about the
+    /// same call. If a sub-agent waits, the turn and the tool use of the sub-agent follow in place of the number.
+    /// `None` if the pause is about whether a tool of this agent may run for the first time.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub asked_by: Option<ToolUseId>,
     /// The pause of a sub-agent that this pause stands for. The tool use then has the name and the input of the
@@ -111,8 +112,8 @@ impl PendingUse {
         }
     }
 
-    /// Returns the id of the model's tool use that this pause belongs to: the tool use itself or, if a running tool
-    /// asks a question, the tool use that runs this tool.
+    /// Returns the id of the model's tool use that this pause belongs to: the tool use itself or, if the tool has
+    /// started, [`asked_by`](Self::asked_by).
     pub fn call(&self) -> &ToolUseId {
         self.asked_by.as_ref().unwrap_or(&self.tool_use.id)
     }
@@ -120,7 +121,12 @@ impl PendingUse {
     /// Returns whether a running tool asks a question, and the decision is its answer. Otherwise, the pause is about
     /// whether a tool may run, possibly a tool of a sub-agent.
     pub fn is_question(&self) -> bool {
-        self.sub_agent.as_ref().map_or(self.asked_by.is_some(), |own| own.is_question)
+        self.sub_agent.as_ref().map_or_else(|| self.is_of_running_tool(), |own| own.is_question)
+    }
+
+    /// Returns whether the tool runs while the pause waits: the tool asks a question, or its sub-agent waits.
+    pub(crate) fn is_of_running_tool(&self) -> bool {
+        self.asked_by.is_some() && !self.survives
     }
 
     /// Returns the pause as a question of the call that runs the agent `name`, whose pause this is. [`below`](Self::below)

@@ -219,7 +219,7 @@ impl SessionTask {
             self.shared.is_between_requests.store(is_between_requests, Ordering::Release);
         }
         if let Some(Event::Status { pauses, .. }) = event.as_ref().map(|event| &*event.event) {
-            let runs_no_tool = !pauses.is_empty() && pauses.iter().all(|pause| pause.asked_by.is_none());
+            let runs_no_tool = !pauses.is_empty() && !pauses.iter().any(|pause| pause.is_of_running_tool());
             self.shared.runs_no_tool.store(runs_no_tool, Ordering::Release);
             let waits_below = pauses.iter().any(|pause| pause.sub_agent.is_some());
             self.shared.waits_below.store(waits_below, Ordering::Release);

@@ -152,7 +152,7 @@ const textOf = (result) => outputOf(result).map((block) => (block.type === "text
  * @param {import("./client.js").PendingUse} pause
  */
 export const isQuestion = (pause) =>
-  (pause.sub_agent ? pause.sub_agent.is_question === true : pause.asked_by !== undefined);
+  (pause.sub_agent ? pause.sub_agent.is_question === true : pause.asked_by !== undefined && pause.survives === false);
 
 /** @param {ToolFacts} facts */
 export function stateOf({ pause, run, result, decided, timing, isWritten, isActive, isUnstarted }) {

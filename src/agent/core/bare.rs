@@ -270,6 +270,15 @@ fn fill_answers(answers: &mut [DecisionOrPause], uses: &[ToolUse], turn: TurnId)
         if pause.input_replaced {
             (own.input, own.malformed) = (pause.tool_use.input.take(), None);
         }
+        if let Some(call) = &pause.asked_by {
+            let id = &pause.tool_use.id;
+            if *call != own.id
+                || !id.as_str().strip_prefix(call.as_str()).is_some_and(|rest| rest.starts_with('?'))
+            {
+                return Err(format!("the pause {id:?} asks about {call:?} in the place of {:?}", own.id));
+            }
+            own.id = std::mem::replace(&mut pause.tool_use.id, own.id);
+        }
         (pause.turn, pause.tool_use) = (turn, own);
     }
     Ok(())

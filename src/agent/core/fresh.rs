@@ -8,7 +8,7 @@ use std::sync::Arc;
 use crate::{
     agent::{
         PendingUse,
-        phase::{OpNumber, StreamQuestion, Turn},
+        phase::{OpNumber, StreamQuestion, ToolUseSlot, Turn},
     },
     message::{Content, ToolUseId},
     provider::{BlockStart, Delta, Fold},
@@ -55,6 +55,23 @@ impl PastPauseIds {
     pub(super) fn restored(mut ids: Vec<ToolUseId>) -> Self {
         ids.drain(..ids.len().saturating_sub(MAX_WAITED));
         Self(ids)
+    }
+
+    /// Returns an id for a question about a call of a step, and the number in it, which is greater than `asked`. No
+    /// other pause has had this id.
+    pub(super) fn question_id(
+        &self,
+        call: &ToolUseId,
+        mut asked: u32,
+        step: &[ToolUseSlot],
+    ) -> (ToolUseId, u32) {
+        loop {
+            asked += 1;
+            let id = ToolUseId::from(format!("{call}?{asked}"));
+            if !self.contains(&id) && step.iter().all(|slot| slot.tool_use.id != id) {
+                return (id, asked);
+            }
+        }
     }
 
     /// Returns whether a tool use with this id has waited for a decision.

@@ -233,7 +233,7 @@ impl AgentCore {
     fn approved(&self, id: &ToolUseId) -> Decision {
         let mut pauses = self.phase.pauses();
         match pauses
-            .find(|pause| pause.tool_use.id == *id && pause.input_replaced && pause.asked_by.is_none())
+            .find(|pause| pause.tool_use.id == *id && pause.input_replaced && !pause.is_of_running_tool())
         {
             Some(pause) => Decision::ExecuteWith(pause.tool_use.input.clone()),
             None => Decision::Execute,

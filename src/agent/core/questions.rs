@@ -54,14 +54,7 @@ impl AgentCore {
             return Err(format!("{MAX_QUESTIONS} questions of running tools wait already; ask again later"));
         }
         let call = place.tool_use.clone();
-        let mut asked = place.asked;
-        let id = loop {
-            asked += 1;
-            let id = ToolUseId::from(format!("{}?{asked}", call.id));
-            if !self.waited.contains(&id) && slots.iter().all(|slot| slot.tool_use.id != id) {
-                break id;
-            }
-        };
+        let (id, asked) = self.waited.question_id(&call.id, place.asked, slots);
         let place = &mut slots[slot];
         place.asked = asked;
         let (asked_by, input) = (call.id.clone(), place.input.clone());

@@ -19,7 +19,7 @@ use crate::{
             UnfinishedStep,
         },
     },
-    message::{RequestEnd, Timestamp, ToolResult, ToolUse, Usage, UsageRow},
+    message::{RequestEnd, Timestamp, ToolResult, ToolUse, ToolUseId, Usage, UsageRow},
     tool::{Decision, Replay, ToolSet},
 };
 
@@ -229,7 +229,9 @@ impl AgentCore {
             let open = slots.iter().enumerate().filter(|(_, slot)| slot.result.is_none());
             turn.uncertain = open.map(|(place, _)| place).collect();
             let now = cx.now();
-            let answers = slots.iter().map(|slot| answer_again(slot, choice(slot), &turn, now)).collect();
+            let id = |slot: &ToolUseSlot| self.waited.question_id(&slot.tool_use.id, 0, &slots).0;
+            let answer = |slot| answer_again(slot, choice(slot), id(slot), &turn, now);
+            let answers = slots.iter().map(answer).collect();
             let uses = slots.into_iter().map(|slot| slot.tool_use).collect();
             return self.answered_all(turn, Box::new(StepToolUses { uses, answers, early: Vec::new() }), cx);
         }
@@ -328,10 +330,12 @@ fn lose_request(turn: &Turn, cx: &mut CoreContext<'_>) {
 }
 
 /// Returns the answer about one tool use of an interrupted step. At least one tool use of this step waits for a
-/// decision on whether its tool runs again.
+/// decision on whether its tool runs again. The pause has the id `again`, so a late copy of the decision that has started
+/// the tool does not start it again.
 fn answer_again(
     slot: &ToolUseSlot,
     uncertain: Option<&UncertainUse>,
+    again: ToolUseId,
     turn: &Turn,
     now: Timestamp,
 ) -> DecisionOrPause {
@@ -355,7 +359,8 @@ fn answer_again(
             Some(Box::new(DecisionFacts::cut_off(decided, now))),
         ),
         OnUncertain::Ask => {
-            let pause = PendingUse::new(turn.id, ToolUse::clone(&own.tool_use));
+            let pause = PendingUse::new(turn.id, ToolUse { id: again, ..ToolUse::clone(&own.tool_use) });
+            let pause = pause.with_asked_by(slot.tool_use.id.clone());
             let reason = json!({ "uncertain": { "idempotency_key": &*own.idempotency_key } });
             let pause = pause.with_input_replaced(slot.input.is_some()).with_reason(reason);
             DecisionOrPause::Waits(Arc::new(pause), decided)

@@ -44,11 +44,15 @@ pub(crate) enum DecisionOrPause {
     Waits(#[serde(serialize_with = "without_use")] Arc<PendingUse>, Option<Box<DecisionFacts>>),
 }
 
-/// Writes a pause. Its tool use is filled in from the turn's messages, so only an input that replaces theirs is written.
+/// Writes a pause. Its tool use is filled in from the turn's messages, so only an input that replaces theirs is written,
+/// and the id of a pause that asks whether the tool may run again.
 fn without_use<S: Serializer>(pause: &Arc<PendingUse>, serializer: S) -> Result<S::Ok, S::Error> {
     let mut bare = PendingUse::clone(pause);
     let own = std::mem::replace(&mut bare.tool_use, unknown());
     bare.tool_use.input = if bare.input_replaced { own.input } else { Value::Null };
+    if bare.asked_by.is_some() {
+        bare.tool_use.id = own.id;
+    }
     bare.serialize(serializer)
 }
 

@@ -267,7 +267,7 @@ impl ShownConversation {
     fn asked(&self, pause: &PendingUse) -> ToolCallUpdate {
         let mut fields = fields(&pause.tool_use);
         // A tool that asks while it runs stays in progress.
-        if pause.asked_by.is_none() {
+        if !pause.is_of_running_tool() {
             fields = fields.status(ToolCallStatus::Pending);
         }
         if pause.reason.as_str() != Some("needs approval") && !pause.reason.is_null() {

@@ -364,8 +364,9 @@ fn decisions(
         let answer = answers.iter().find(|answer| answer.interrupt_id == id.as_str());
         Ok((id.clone(), decision(answer.ok_or_else(|| missing_answer(id))?)?))
     };
-    let is_due =
-        |pause: &&Arc<PendingUse>| pause.asked_by.is_none() || answered.contains(pause.tool_use.id.as_str());
+    let is_due = |pause: &&Arc<PendingUse>| {
+        !pause.is_of_running_tool() || answered.contains(pause.tool_use.id.as_str())
+    };
     pauses.iter().filter(is_due).map(decide).collect()
 }
 

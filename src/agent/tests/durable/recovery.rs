@@ -210,12 +210,43 @@ async fn uncertain_tool_that_asks_waits_for_a_decision() {
         let builder = acting([Step::text("Done.")], calls.tool(Replay::Never)).1;
         let life = Life::begin(builder, Durable::InFlight, &shelf).await;
         settle().await;
-        life.agent.resume("t1", decision.clone()).await.unwrap();
+        life.agent.resume("t1?1", decision.clone()).await.unwrap();
         life.idle().await;
         let keys = calls.made();
         assert_eq!(keys.len(), made, "{decision:?}");
         assert!(keys.iter().all(|key| *key == keys[0]), "a repetition has the same key and input");
         assert_eq!(life.texts().last().map(String::as_str), Some("Done."));
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn late_copy_of_an_approval_after_a_restart_does_not_repeat_its_tool() {
+    let calls = Calls::new();
+    let builder = |steps: Vec<Step>| acting(steps, calls.tool(Replay::Never)).1.needs_approval("act");
+    let life = Life::begin(builder(vec![act()]), Durable::InFlight, &Shelf::default()).await;
+    life.agent.prompt("Hi").await.unwrap();
+    settle().await;
+    life.agent.resume("t1", Decision::Execute).await.unwrap();
+    settle().await;
+    assert_eq!(calls.made().len(), 1);
+    // The process dies before its reply arrives, so the client sends the approval again.
+    let mut shelf = life.kill().await;
+    let asking =
+        |turn: TurnInFlight| turn.with_recover(Recover::default().with_on_uncertain(OnUncertain::Ask));
+    for repetition in 1..=2 {
+        let life = Life::begin_with(builder(vec![]), Durable::InFlight, &shelf, asking).await;
+        settle().await;
+        for late in
+            (0..repetition).map(|times| if times == 0 { "t1".to_owned() } else { format!("t1?{times}") })
+        {
+            let error = life.agent.resume(late.as_str(), Decision::Execute).await.unwrap_err();
+            assert_eq!(error.kind(), crate::ErrorKind::StaleDecision, "{late}: {error}");
+        }
+        assert_eq!(calls.made().len(), repetition);
+        life.agent.resume(format!("t1?{repetition}"), Decision::Execute).await.unwrap();
+        settle().await;
+        assert_eq!(calls.made().len(), repetition + 1);
+        shelf = life.kill().await;
     }
 }
 
@@ -279,7 +310,7 @@ async fn interrupt_after_a_decision_about_an_unknown_outcome_keeps_it_uncertain_
     for (decision, expected) in [(Decision::Execute, UNCERTAIN), (Decision::reject("no"), "no")] {
         let calls = Calls::new();
         let life = uncertain_in_the_next_life(&calls, 0).await;
-        life.agent.resume("t1", decision.clone()).await.unwrap();
+        life.agent.resume("t1?1", decision.clone()).await.unwrap();
         life.agent.interrupt().await.unwrap();
         life.idle().await;
         assert_eq!(result_texts(&life.shelf.history()), [expected, UNCERTAIN, UNCERTAIN], "{decision:?}");
@@ -295,7 +326,7 @@ async fn step_after_unknown_outcomes_is_not_uncertain() {
     let builder = acting(steps, calls.tool(Replay::Never)).1.needs_approval("act");
     let life = Life::begin_with(builder, Durable::InFlight, &shelf, |turn| turn.with_recover(recover)).await;
     settle().await;
-    life.agent.resume("t1", Decision::reject("no")).await.unwrap();
+    life.agent.resume("t1?1", Decision::reject("no")).await.unwrap();
     settle().await;
     assert_eq!(life.agent.status().await.unwrap(), Status::Paused);
     life.agent.interrupt().await.unwrap();
@@ -423,7 +454,7 @@ async fn use_that_waits_again_keeps_the_input_with_which_it_may_have_run() {
         settle().await;
         calls.gate.open();
         if let Some(decision) = decision {
-            life.agent.resume_as("t1", decision, "bob").await.unwrap();
+            life.agent.resume_as("t1?1", decision, "bob").await.unwrap();
         }
         if is_cut {
             // The run may have ended already.

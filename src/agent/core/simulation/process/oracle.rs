@@ -111,8 +111,7 @@ impl Oracle {
     /// Checks a pause that waits after an input: an acknowledged decision is never asked for again.
     pub(super) fn decided_once(&self, pause: &PendingUse) -> Check {
         let is_decided = self.decided.contains(&(pause.turn, pause.tool_use.id.clone()));
-        let is_uncertain = pause.reason.get("uncertain").is_some();
-        ensure!(!is_decided || is_uncertain, "{} was decided, and waits again", pause.tool_use.id);
+        ensure!(!is_decided, "{} was decided, and waits again", pause.tool_use.id);
         Ok(())
     }
 

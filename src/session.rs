@@ -262,7 +262,8 @@ impl Session {
         self.call(|reply| SessionTaskCommand::SetLabels(labels, reply)).await
     }
 
-    /// Starts to store the conversation, if the store does not have it. Otherwise, it is stored with its first turn.
+    /// Stores the conversation, if the store does not have it. Otherwise, it is stored with its first turn. Returns when
+    /// the store has it.
     pub(crate) async fn store(&self) -> Result<(), Error> {
         self.call(SessionTaskCommand::Store).await
     }

@@ -414,6 +414,11 @@ impl SessionCore {
         self.saver.wanted
     }
 
+    /// Returns whether the store has the conversation.
+    pub(in crate::session) fn is_stored(&self) -> bool {
+        self.saver.state.is_some()
+    }
+
     /// Returns whether the store contains all changes that were made before [`wanted`](Self::wanted) returned this
     /// number.
     pub(in crate::session) fn is_safe(&self, wanted: u64) -> bool {

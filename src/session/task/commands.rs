@@ -63,7 +63,9 @@ impl SessionTask {
             }
             SessionTaskCommand::Store(reply) => {
                 self.step(SessionCore::store);
-                let _ = reply.send(());
+                let wanted = if self.core.is_stored() { 0 } else { self.core.wanted() };
+                self.flushes.push(FlushWaiter { wanted, until: None, reply: ReplyAfterStore::Flushed(reply) });
+                self.answer_flushes();
             }
             SessionTaskCommand::Spent(row, reply) => {
                 self.step(|core, env, effects| core.spent(row, env, effects));

@@ -1,0 +1,147 @@
+//! Sub-agents whose process stops between two calls of the store.
+
+use std::{
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
+
+use async_trait::async_trait;
+use omni_agent::{
+    agent::{Agent, Durable, SubAgent},
+    manager::{Manager, ManagerBuilder, OpenOptions, Sweep},
+    store::{
+        ConversationId, Listing, MemoryStore, Owner, Page, Store, StoreError, TurnSummary,
+        custom::{Change, Lease, Turns, Version, Write},
+    },
+    testing::{Gate, ScriptedProvider, Step},
+    tool::{Replay, Tool, tool_fn},
+};
+use serde_json::{Value, json};
+use tokio::time::sleep;
+
+use crate::stores::id;
+
+/// A store that holds one of its calls, which begins with a text, at a gate: a write or a deletion before it happens, and a list after it was read.
+#[derive(Clone)]
+struct Holding {
+    store: MemoryStore,
+    held: Arc<Mutex<Option<&'static str>>>,
+    gate: Gate,
+}
+
+impl Holding {
+    fn new() -> Self {
+        Self { store: MemoryStore::new(), held: Arc::default(), gate: Gate::new() }
+    }
+
+    fn hold(&self, call: &'static str) {
+        *self.held.lock().unwrap() = Some(call);
+    }
+
+    async fn pass(&self, call: &str) {
+        let is_held = self.held.lock().unwrap().take_if(|held| call.starts_with(*held)).is_some();
+        if is_held {
+            self.gate.pass().await;
+        }
+    }
+}
+
+#[async_trait]
+impl Store for Holding {
+    forward!(self.store: traits, load, summary, list, turn, acquire, release);
+
+    async fn write(
+        &self,
+        own: &ConversationId,
+        write: &Write,
+        change: &Change,
+    ) -> Result<Version, StoreError> {
+        if matches!(change, Change::Create(_)) {
+            self.pass(&format!("create {own}")).await;
+        }
+        self.store.write(own, write, change).await
+    }
+
+    async fn turns(&self, which: Turns, listing: &Listing) -> Result<Vec<TurnSummary>, StoreError> {
+        let turns = self.store.turns(which, listing).await;
+        self.pass("turns").await;
+        turns
+    }
+
+    async fn delete(&self, own: &ConversationId, lease: Option<&Lease>) -> Result<(), StoreError> {
+        self.pass(&format!("delete {own}")).await;
+        self.store.delete(own, lease).await
+    }
+}
+
+/// A root with a sub-agent, whose tool counts its calls and waits at a gate.
+#[derive(Clone)]
+struct Team {
+    gate: Gate,
+    worked: Arc<AtomicUsize>,
+}
+
+impl Team {
+    fn new() -> Self {
+        Self { gate: Gate::new(), worked: Arc::default() }
+    }
+
+    fn options(&self, level: Durable) -> OpenOptions {
+        let own = self.clone();
+        let sub = SubAgent::new("sub", "Works.", move |_| {
+            let own = own.clone();
+            let work = tool_fn("work", "Works.", move |_: Value, _| {
+                let own = own.clone();
+                async move {
+                    own.worked.fetch_add(1, Ordering::SeqCst);
+                    own.gate.pass().await;
+                    Ok("worked")
+                }
+            });
+            calling("work").tool(work.with_replay(Replay::Never))
+        });
+        OpenOptions::new(calling("sub").tool(sub)).durable(level).subscribe(None)
+    }
+}
+
+/// An agent that uses this tool once.
+fn calling(tool: &'static str) -> omni_agent::agent::AgentBuilder {
+    let provider = ScriptedProvider::from_fn(move |request| {
+        let has_result = request.history.last().is_some_and(|last| last.tool_results().next().is_some());
+        if has_result { Step::text("Done.") } else { Step::tool_use("call", tool, json!({ "task": "Go." })) }
+    });
+    Agent::builder().model(provider.model())
+}
+
+fn manager(store: &Holding) -> ManagerBuilder {
+    Manager::builder(store.clone()).owner(Owner::new("worker")).sweep(Sweep::off())
+}
+
+async fn children(store: &Holding) -> usize {
+    let all = store.store.list(&Page::first(99).into()).await.unwrap();
+    all.iter().filter(|own| own.labels.get("omni.parent").is_some()).count()
+}
+
+/// Waits until all tasks wait for time or for a gate.
+async fn settle() {
+    sleep(Duration::from_secs(1)).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn sub_agents_are_stored_after_their_root() {
+    let (store, team) = (Holding::new(), Team::new());
+    let manager = manager(&store).build();
+    // A conversation whose id was not chosen is stored with its first turn.
+    store.hold("create");
+    let root = manager.create(team.options(Durable::Turns)).await.unwrap().session;
+    root.prompt("Go").await.unwrap();
+    store.gate.reached().await;
+    settle().await;
+    assert_eq!(children(&store).await, 0, "a crash would leave them without a root");
+    store.gate.open();
+    team.gate.reached().await;
+    assert_eq!(children(&store).await, 1);
+}

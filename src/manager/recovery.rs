@@ -20,6 +20,7 @@ use tracing::Instrument;
 use super::{
     Manager, ManagerBuilder, ManagerShared, OpenOptions,
     opening::{ConversationSource, OpenedBy, aborted, shut_down},
+    sub_agent::is_of_call,
 };
 use crate::{
     error_chain,
@@ -551,7 +552,12 @@ impl ManagerShared {
         if is_in_use {
             return Ok(true);
         }
-        if self.call_turn(&turn.id).await?.is_none() {
+        let Some(stored) = self.recorded(&turn.id).await?.filter(|stored| stored.record.turn == turn.turn)
+        else {
+            // It has ended since it was listed.
+            return Ok(true);
+        };
+        if !is_of_call(&turn.id, &stored) {
             return Ok(false);
         }
         if !self.is_called(&turn.id, &turn.labels).await? {

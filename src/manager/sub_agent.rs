@@ -431,7 +431,7 @@ fn turn_of(child: &ConversationId) -> Option<TurnId> {
 
 /// Returns whether the turn in flight of a sub-agent is that of its call. The prompt of the call has the key of the call as
 /// its id. In a later turn of a person, this prompt has ended.
-fn is_of_call(child: &ConversationId, turn: &StoredTurn) -> bool {
+pub(super) fn is_of_call(child: &ConversationId, turn: &StoredTurn) -> bool {
     let key = child.as_str().strip_prefix(ConversationId::SUB_AGENT);
     turn.record.prompts.iter().any(|known| {
         Some(known.id.as_str()) == key
@@ -832,7 +832,7 @@ impl ManagerShared {
     }
 
     /// Returns the recorded turn of a conversation, if it exists and has one.
-    async fn recorded(&self, id: &ConversationId) -> Result<Option<StoredTurn>, StoreError> {
+    pub(super) async fn recorded(&self, id: &ConversationId) -> Result<Option<StoredTurn>, StoreError> {
         if !self.store.traits().turns {
             return Ok(None);
         }

@@ -145,3 +145,30 @@ async fn sub_agents_are_stored_after_their_root() {
     team.gate.reached().await;
     assert_eq!(children(&store).await, 1);
 }
+
+#[tokio::test(start_paused = true)]
+async fn sub_agents_that_end_after_a_sweep_has_listed_them_are_not_opened() {
+    let (store, team) = (Holding::new(), Team::new());
+    let (asked, own) = (Arc::new(Mutex::new(Vec::new())), team.clone());
+    let of_starter = Arc::clone(&asked);
+    let manager = manager(&store).starter(move |turn| {
+        of_starter.lock().unwrap().push(turn.id.clone());
+        Some(own.options(Durable::InFlight))
+    });
+    let manager = manager.build();
+    let root = manager.create_with_id(&id("root"), team.options(Durable::InFlight)).await.unwrap().session;
+    root.prompt("Go").await.unwrap();
+    team.gate.reached().await;
+    store.hold("turns");
+    let sweep = tokio::spawn({
+        let manager = manager.clone();
+        async move { manager.recover().await.unwrap() }
+    });
+    store.gate.reached().await;
+    team.gate.open();
+    root.wait_until_idle().await.unwrap();
+    settle().await;
+    store.gate.open();
+    assert_eq!(sweep.await.unwrap().opened, []);
+    assert_eq!(*asked.lock().unwrap(), []);
+}

@@ -115,6 +115,9 @@ impl ManagerShared {
             // The session may have ended before its calls.
             inner.calls_left(&id, None, limit.saturating_sub(begun.elapsed())).await;
             let is_complete = !are_at_work && inner.registry().calls.entered() == entered;
+            if !is_complete || !below.is_empty() {
+                inner.discard_deleted(&id).await?;
+            }
             let first = async {
                 let mut below = if is_complete { below } else { inner.descendants(&id).await? };
                 while !below.is_empty() {

@@ -869,3 +869,14 @@ impl ManagerShared {
         }
     }
 }
+        self.discard_turn(id, turn).await
+    }
+
+    /// Ends the recorded turn of a conversation that is about to be deleted, if it has one. Otherwise, a sweep would
+    /// repeat the calls of sub-agents that are deleted already. The caller has the claim of the conversation.
+    pub(super) async fn discard_deleted(&self, id: &ConversationId) -> Result<(), Error> {
+        let Some(turn) = self.recorded(id).await? else { return Ok(()) };
+        self.discard_turn(id, turn).await
+    }
+
+    async fn discard_turn(&self, id: &ConversationId, turn: StoredTurn) -> Result<(), Error> {

@@ -172,3 +172,29 @@ async fn sub_agents_that_end_after_a_sweep_has_listed_them_are_not_opened() {
     assert_eq!(sweep.await.unwrap().opened, []);
     assert_eq!(*asked.lock().unwrap(), []);
 }
+
+#[tokio::test(start_paused = true)]
+async fn sub_agents_of_a_root_that_is_deleted_in_part_do_not_run_again() {
+    let (store, team) = (Holding::new(), Team::new());
+    let first = manager(&store).build();
+    let root = first.create_with_id(&id("root"), team.options(Durable::InFlight)).await.unwrap().session;
+    root.prompt("Go").await.unwrap();
+    team.gate.reached().await;
+    first.hand_over(Duration::from_secs(10)).await.unwrap();
+
+    // The process ends when it has deleted the sub-agent.
+    store.hold("delete root");
+    let second = manager(&store).build();
+    let deleting = tokio::spawn(async move { second.delete(&id("root")).await });
+    store.gate.reached().await;
+    deleting.abort();
+    assert_eq!(children(&store).await, 0);
+
+    let own = team.clone();
+    let third = manager(&store).starter(move |_| Some(own.options(Durable::InFlight))).build();
+    assert_eq!(third.recover().await.unwrap().opened, []);
+    settle().await;
+    assert_eq!((children(&store).await, team.worked.load(Ordering::SeqCst)), (0, 1));
+    third.delete(&id("root")).await.unwrap();
+    assert!(store.store.summary(&id("root")).await.is_err());
+}

@@ -34,6 +34,8 @@
 //!   does not return. It is dropped with its parent's turn.
 //! - Another caller creates the conversation first: a new call creates its conversation, so the id must not exist.
 //!   A repeated call accepts only a conversation with its labels. Neither closes the session of the other caller.
+//! - The labels of the root change while the child is created: the call compares them afterwards, and if it was dropped
+//!   before, the task that closes the child does.
 //! - Two children of one call: each has another number in its key.
 //! - Too many calls: a new one gets an error. A repeated one waits, because its child may have had effects.
 //! - A call waits for its ancestor, whose place does not become free before the call returns: a repeated call below a
@@ -207,6 +209,8 @@ struct SubAgentSessionCloser {
     call: Arc<ParentCall>,
     /// The conversation of the call.
     parent: ConversationId,
+    /// Whether the call has compared the labels of its child with those of the root.
+    is_labelled: bool,
 }
 
 impl SubAgentSessionCloser {
@@ -217,7 +221,7 @@ impl SubAgentSessionCloser {
         let inner = entry.inner.upgrade()?;
         let parent = self.parent.clone();
         let in_flight = if is_left || self.call.is_left() { StopPolicy::Leave } else { StopPolicy::Keep };
-        let was_parked = self.call.is_parked();
+        let (was_parked, is_labelled) = (self.call.is_parked(), self.is_labelled);
         let closing = async move {
             let child = &entry.child;
             // An opening that has begun continues without its caller.
@@ -233,6 +237,9 @@ impl SubAgentSessionCloser {
             if in_flight == StopPolicy::Leave && was_parked {
                 // A decision can have come after the root had agreed to end.
                 inner.continue_decided(child);
+            }
+            if !is_labelled && let Err(error) = inner.label_late(child).await {
+                tracing::warn!(%child, %error, "a sub-agent did not get the labels of its root");
             }
             if in_flight != StopPolicy::Leave
                 && let Err(error) = inner.delete_without_parent(child, &parent).await
@@ -275,16 +282,14 @@ impl SubAgentHost for SessionWatch {
             other.cancelled().await;
         }
         let entry = SubAgentCallEntry { inner: Weak::clone(&self.inner), child: id.clone() };
-        let end = Box::new(SubAgentSessionCloser {
-            entry: Some(entry),
-            call: Arc::clone(&child.call),
-            parent: self.id.clone(),
-        });
+        let (entry, call, parent) = (Some(entry), Arc::clone(&child.call), self.id.clone());
+        let mut end = Box::new(SubAgentSessionCloser { entry, call, parent, is_labelled: false });
         let mut delay = Duration::from_millis(10);
         loop {
             let inner = manager()?;
             let error = match self.open_once(&inner, &child, &id).await {
                 Ok(Some((session, is_recorded))) => {
+                    end.is_labelled = true;
                     let (target, conversation) = (Box::new(session), Some(id.as_str().into()));
                     return Ok(RunningSubAgent { target, conversation, is_recorded, end });
                 }
@@ -596,6 +601,19 @@ impl ManagerShared {
         }
     }
 
+    /// Gives the labels of its root to a sub-agent whose call was dropped before it could compare them.
+    async fn label_late(self: &Arc<Self>, child: &ConversationId) -> Result<(), Error> {
+        let labels = match self.own_labels(child).await {
+            Ok(labels) => labels,
+            Err(StoreError::NotFound { .. }) => return Ok(()),
+            Err(error) => return Err(error.into()),
+        };
+        match labels.get(Labels::ROOT).and_then(|root| ConversationId::new(root).ok()) {
+            Some(root) if self.store.traits().labels => self.label_descendants(&root).await,
+            _ => Ok(()),
+        }
+    }
+
     /// Deletes the sub-agent of a call that has ended, if the conversation of the call was deleted in the meantime.
     async fn delete_without_parent(
         self: &Arc<Self>,
@@ -859,16 +877,6 @@ impl ManagerShared {
     /// Ends the turn of a sub-agent's call, if it is in flight. The caller has the claim of the conversation.
     async fn discard_claimed(&self, id: &ConversationId) -> Result<(), Error> {
         let Some(turn) = self.call_turn(id).await? else { return Ok(()) };
-        let end = RunEnd::new(RunOutcome::Discarded).with_turn(turn.record.turn);
-        let end = closed(end.with_prompts(turn.record.prompts.clone()));
-        let commit = Commit::new(turn.record.head).with_usage([]).with_run_end(end);
-        match self.commit(turn.version, id, commit).await {
-            // Another process has opened the conversation, or has ended its turn.
-            Ok(()) | Err(StoreError::Conflict { .. } | StoreError::Owned { .. }) => Ok(()),
-            Err(error) => Err(error.into()),
-        }
-    }
-}
         self.discard_turn(id, turn).await
     }
 
@@ -880,3 +888,13 @@ impl ManagerShared {
     }
 
     async fn discard_turn(&self, id: &ConversationId, turn: StoredTurn) -> Result<(), Error> {
+        let end = RunEnd::new(RunOutcome::Discarded).with_turn(turn.record.turn);
+        let end = closed(end.with_prompts(turn.record.prompts.clone()));
+        let commit = Commit::new(turn.record.head).with_usage([]).with_run_end(end);
+        match self.commit(turn.version, id, commit).await {
+            // Another process has opened the conversation, or has ended its turn.
+            Ok(()) | Err(StoreError::Conflict { .. } | StoreError::Owned { .. }) => Ok(()),
+            Err(error) => Err(error.into()),
+        }
+    }
+}

@@ -13,7 +13,7 @@ use omni_agent::{
     agent::{Agent, Durable, SubAgent},
     manager::{Manager, ManagerBuilder, OpenOptions, Sweep},
     store::{
-        ConversationId, Listing, MemoryStore, Owner, Page, Store, StoreError, TurnSummary,
+        ConversationId, Labels, Listing, MemoryStore, Owner, Page, Store, StoreError, TurnSummary,
         custom::{Change, Lease, Turns, Version, Write},
     },
     testing::{Gate, ScriptedProvider, Step},
@@ -197,4 +197,23 @@ async fn sub_agents_of_a_root_that_is_deleted_in_part_do_not_run_again() {
     assert_eq!((children(&store).await, team.worked.load(Ordering::SeqCst)), (0, 1));
     third.delete(&id("root")).await.unwrap();
     assert!(store.store.summary(&id("root")).await.is_err());
+}
+
+#[tokio::test(start_paused = true)]
+async fn sub_agents_that_are_stored_after_the_end_of_their_call_get_the_new_labels_of_the_root() {
+    let (store, team) = (Holding::new(), Team::new());
+    let manager = manager(&store).build();
+    let labels = |tenant| Labels::new([("tenant", tenant)]).unwrap();
+    let options = team.options(Durable::InFlight).labels(labels("old"));
+    let root = manager.create_with_id(&id("root"), options).await.unwrap().session;
+    store.hold("create sub-");
+    root.prompt("Go").await.unwrap();
+    store.gate.reached().await;
+    root.interrupt().await.unwrap();
+    manager.set_labels(&id("root"), labels("new")).await.unwrap();
+    store.gate.open();
+    settle().await;
+    let all = store.store.list(&Page::first(99).into()).await.unwrap();
+    assert_eq!(all.len(), 2);
+    assert!(all.iter().all(|own| own.labels.get("tenant") == Some("new")), "{all:?}");
 }

@@ -64,7 +64,11 @@ impl SessionTask {
             SessionTaskCommand::Store(reply) => {
                 self.step(SessionCore::store);
                 let wanted = if self.core.is_stored() { 0 } else { self.core.wanted() };
-                self.flushes.push(FlushWaiter { wanted, until: None, reply: ReplyAfterStore::Flushed(reply) });
+                self.flushes.push(FlushWaiter {
+                    wanted,
+                    until: None,
+                    reply: ReplyAfterStore::Flushed(reply),
+                });
                 self.answer_flushes();
             }
             SessionTaskCommand::Spent(row, reply) => {

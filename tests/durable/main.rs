@@ -29,6 +29,7 @@ mod sub_agent_order;
 mod sub_agent_usage;
 mod sub_agents;
 mod sweep;
+mod trees;
 mod writes;
 
 #[cfg(feature = "postgres")]

@@ -8,7 +8,7 @@ folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
 
 # Builds all programs at once, in a target folder that other examples share.
-programs=(chat approval typed branches mcp service durable agents provider)
+programs=(chat terminal approval typed branches mcp service durable agents provider)
 cargo build --quiet --all-features $(printf -- '--example first_%s ' "${programs[@]}")
 target=${CARGO_TARGET_DIR:-target}/debug/examples
 run() { timeout 60 "$target/first_$1" "${@:2}"; }
@@ -28,6 +28,8 @@ prints() { # name, lines
 
 printf 'What is the weather in Oslo?\nHello\n' | run chat |
   prints chat '[weather {"city":"Oslo"}]' 'weather returned Sun in Oslo.' 'Hello'
+printf 'What is the weather in Oslo?\n/tools\n' | run terminal |
+  prints terminal '→ weather {"city":"Oslo"}' '← weather: Sun in Oslo.' '  weather: Tells the weather.'
 echo yes | run approval | prints approval 'delete_file {"path":"notes.txt"}: type yes' 'returned notes.txt is gone'
 echo no | run approval | prints 'approval without an approval' 'delete_file failed: No.'
 run typed | prints typed 'made up'

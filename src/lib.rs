@@ -36,6 +36,7 @@
 //! | `mcp` | tools of servers of the Model Context Protocol; needs the feature `mcp` |
 //! | `access` | the clients of a manager: principals, their permissions, and the agents of their conversations; needs the feature `web`, `acp` or `mcp-server` |
 //! | `web` | a manager behind HTTP, as an axum router; needs the feature `web`: see [a web service](guides::web_services) |
+//! | `terminal` | a chat with a session in the terminal; needs the feature `terminal` |
 //! | `serve` | a manager as an agent for editors and as an MCP server; needs the feature `acp` or `mcp-server` |
 //!
 //! The [`guides`] explain the layers step by step, beginning with [getting started](guides::getting_started).
@@ -95,6 +96,7 @@
 //! | `mcp-server` | no | a manager's conversations as tools of an MCP server: [`serve::mcp`](https://docs.rs/omni-agent/latest/omni_agent/serve/mcp/index.html) |
 //! | `schema` | no | [`JsonSchema`](schemars::JsonSchema) for the types of updates and commands; the documents in [`schema`] need no feature |
 //! | `web` | no | a manager behind HTTP, as an axum router, with streams for the AI SDK and AG-UI: [`web`](https://docs.rs/omni-agent/latest/omni_agent/web/index.html) |
+//! | `terminal` | no | a chat with a session in the terminal: [`terminal`](https://docs.rs/omni-agent/latest/omni_agent/terminal/index.html) |
 //! | `otel-metrics` | no | metrics through the API crate of OpenTelemetry: [`telemetry::OtelRecorder`](https://docs.rs/omni-agent/latest/omni_agent/telemetry/struct.OtelRecorder.html); spans need no feature |
 //! | `test-util` | no | a scripted and a recorded provider, for tests of applications built on this crate; the suites that check a [`store::Store`] and a [`provider::custom::Backend`] |
 //!
@@ -158,6 +160,8 @@ pub mod store;
 pub mod subscription;
 mod sync;
 pub mod telemetry;
+#[cfg(feature = "terminal")]
+pub mod terminal;
 #[cfg(feature = "test-util")]
 pub mod testing;
 mod text;

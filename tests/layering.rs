@@ -33,6 +33,7 @@ const LAYERS: &[&str] = &[
     "actor",
     "agent",
     "session",
+    "terminal",
     "manager",
     "mcp",
     "access",

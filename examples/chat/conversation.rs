@@ -1,16 +1,16 @@
 //! Opens the conversation, and closes it. Reports messages that could not be saved.
 
-use std::{error::Error, sync::Arc, time::Duration};
+use std::{error::Error, fmt::Write as _, sync::Arc, time::Duration};
 
 use omni_agent::{
     ErrorKind,
-    agent::{Agent, AgentBuilder},
+    agent::{Agent, AgentBuilder, Config},
     session::Session,
-    store::{ConversationId, FileSystemStore, MemoryStore, Store},
+    store::{ConversationId, FileSystemStore, MemoryStore, Page, Store},
 };
 
 use super::{tool::run_command, trace::TRACE};
-use crate::support::{self, Flag, Folder, Picked, Printer, STORE, first_words, total_line};
+use crate::support::{self, Flag, Folder, Picked, STORE, ago, dim, total_line};
 
 const SESSION: Flag =
     Flag { name: "--session", value: "ID", help: "continue this stored conversation, or create it" };
@@ -27,42 +27,21 @@ pub const FLAGS: &[Flag] = &[SESSION, STORE, TRACE];
 /// A conversation and its folder.
 pub struct Conversation {
     pub session: Session,
-    pub store: Arc<dyn Store>,
-    /// The names of the MCP servers.
-    servers: Vec<String>,
+    store: Arc<dyn Store>,
     /// The folder, unless it is temporary.
     folder: Option<Folder>,
 }
 
 impl Conversation {
-    /// Returns whether the conversation has messages that will be lost because it is not stored in a folder.
-    pub async fn is_lost_at_the_end(&self) -> Result<bool, omni_agent::Error> {
-        Ok(self.folder.is_none() && !self.session.tree().await?.is_empty())
-    }
-
-    /// Returns the server that offers a tool, unless the tool belongs to the chat.
-    fn server_of(&self, tool: &str) -> Option<&str> {
-        let (server, _) = tool.split_once("__")?;
-        self.servers.iter().map(String::as_str).find(|name| *name == server)
-    }
-
-    /// Shows the tools that the model can use now, by server.
-    pub async fn show_tools(&self, printer: &mut Printer) -> Result<(), omni_agent::Error> {
-        let state = self.session.state().await?;
-        let own = std::iter::once(None);
-        for server in own.chain(self.servers.iter().map(|name| Some(name.as_str()))) {
-            printer.line(server.unwrap_or("this chat"));
-            for tool in state.config().tools.iter().filter(|tool| self.server_of(tool.name()) == server) {
-                printer.note(&format!("  {}: {}", tool.name(), first_words(&tool.description(), 80)));
-            }
-        }
-        Ok(())
+    /// Returns the parts that list all conversations.
+    pub fn lister(&self) -> Lister {
+        Lister { session: self.session.clone(), store: Arc::clone(&self.store) }
     }
 }
 
 /// Opens the conversation that the command line names. If it does not exist, creates it. Without a name, creates a new
 /// conversation.
-pub async fn open(picked: Picked, printer: &mut Printer) -> Result<Conversation, Box<dyn Error>> {
+pub async fn open(picked: Picked) -> Result<Conversation, Box<dyn Error>> {
     #[cfg(feature = "mcp")]
     let commands: Vec<String> = picked.values(&MCP).map(str::to_owned).collect();
     let (id, place) = (picked.value(&SESSION), picked.value(&STORE));
@@ -80,7 +59,15 @@ pub async fn open(picked: Picked, printer: &mut Printer) -> Result<Conversation,
         None => builder().agent(fresh(&picked)).create().await?,
         Some(id) => match builder().agent(common(&picked)).open(id.clone()).await {
             Ok(session) => {
-                greet(&session, picked, printer).await?;
+                if picked.is_named {
+                    // The stored model is kept, unless the command line names another model.
+                    session
+                        .configure(move |config| {
+                            (config.model, config.settings.options) = (picked.model, picked.options);
+                            Ok(())
+                        })
+                        .await?;
+                }
                 session
             }
             Err(error) if error.is_not_found() => {
@@ -96,25 +83,21 @@ pub async fn open(picked: Picked, printer: &mut Printer) -> Result<Conversation,
             Err(error) => return Err(error.into()),
         },
     };
-    #[cfg_attr(not(feature = "mcp"), expect(unused_mut, reason = "only MCP servers have names"))]
-    let mut servers = Vec::new();
     #[cfg(feature = "mcp")]
-    for command in commands {
-        let name = use_server(&session, &command, &servers, printer).await?;
-        servers.push(name);
+    {
+        let mut servers = Vec::new();
+        for command in commands {
+            let name = use_server(&session, &command, &servers).await?;
+            servers.push(name);
+        }
     }
-    Ok(Conversation { session, store, servers, folder })
+    Ok(Conversation { session, store, folder })
 }
 
 /// Starts an MCP server, and adds its tools to the session. Each use of them needs an approval. Returns the server's
 /// name, which differs from the names of `others`.
 #[cfg(feature = "mcp")]
-async fn use_server(
-    session: &Session,
-    command: &str,
-    others: &[String],
-    printer: &mut Printer,
-) -> Result<String, Box<dyn Error>> {
+async fn use_server(session: &Session, command: &str, others: &[String]) -> Result<String, Box<dyn Error>> {
     let mut words = command.split_whitespace();
     let program = words.next().ok_or("`--mcp` needs a command")?;
     let stem = std::path::Path::new(program).file_stem().unwrap_or_default().to_string_lossy();
@@ -131,9 +114,9 @@ async fn use_server(
         format!("{}{}", tool.name(), if reads { " (only reads)" } else { "" })
     });
     let names: Vec<String> = names.collect();
-    printer.note(&format!("[{}: {}]", client.name(), names.join(", ")));
+    println!("{}", dim(&format!("[{}: {}]", client.name(), names.join(", "))));
     for tool in &found.skipped {
-        printer.note(&format!("[{}: {} can't be used: {}]", client.name(), tool.name, tool.reason));
+        println!("{}", dim(&format!("[{}: {} can't be used: {}]", client.name(), tool.name, tool.reason)));
     }
     let tools = found.tools;
     session
@@ -159,40 +142,56 @@ fn fresh(picked: &Picked) -> AgentBuilder {
         .system("You are a helpful assistant in a terminal. Be brief.")
 }
 
-/// Shows the title, the model and the last messages of a stored conversation.
-async fn greet(session: &Session, picked: Picked, printer: &mut Printer) -> Result<(), omni_agent::Error> {
-    if picked.is_named {
-        // The stored model is kept, unless the command line names another model.
-        session
-            .configure(move |config| {
-                (config.model, config.settings.options) = (picked.model, picked.options);
-                Ok(())
-            })
-            .await?;
-    }
-    let (snapshot, state) = (session.snapshot().await?, session.state().await?);
-    let title = snapshot.title.as_deref().unwrap_or("untitled");
-    printer.note(&format!("[{title}: {} messages, with {}]", snapshot.tree.len(), state.config().model));
-    if let Some(total) = total_line(&snapshot.used) {
-        printer.note(&total);
-    }
-    show_end(session, printer).await
+/// The parts of a conversation that list all conversations.
+#[derive(Clone)]
+pub struct Lister {
+    session: Session,
+    store: Arc<dyn Store>,
 }
 
-/// Shows the last messages of the path, for example after a switch to another branch.
-pub async fn show_end(session: &Session, printer: &mut Printer) -> Result<(), omni_agent::Error> {
-    let tree = session.tree().await?;
-    // Messages without text, such as tool results, are not shown.
-    let last: Vec<_> = tree.iter().rev().filter(|node| !node.message().text().is_empty()).take(2).collect();
-    for node in last.into_iter().rev() {
-        let message = node.message();
-        printer.note(&format!("{} {}: {}", node.id(), message.role, first_words(&message.text(), 200)));
+impl Lister {
+    /// Returns a list of the stored conversations.
+    pub async fn list(self) -> Result<String, omni_agent::Error> {
+        let mut text = String::new();
+        // Saving runs in the background, so the last turn may not be stored yet.
+        if let Err(error) = self.session.flush(Duration::from_secs(1)).await {
+            let _ = writeln!(text, "{error}");
+        }
+        let listed = self.store.list(&Page::first(20).into()).await?;
+        for found in &listed {
+            let here = if found.id == *self.session.id() { '>' } else { ' ' };
+            let title = found.damage.as_deref().or(found.title.as_deref()).unwrap_or("untitled");
+            let _ = writeln!(text, "{here} {}  {title}  ({})", found.id, ago(found.updated));
+        }
+        if listed.is_empty() {
+            text.push_str("[no stored conversations yet]");
+        }
+        Ok(text)
     }
-    Ok(())
+}
+
+/// Switches the model of the conversation. Without a name, returns the name of the current model.
+pub async fn set_model(session: Session, name: String) -> Result<String, Box<dyn Error + Send + Sync>> {
+    if name.is_empty() {
+        let model = session.state().await?.config().model.to_string();
+        return Ok(format!("[{model}; change it with /model PROVIDER:ID]"));
+    }
+    let model = support::model_named(&name).map_err(|error| error.to_string())?;
+    if let Some(variable) = support::missing_key(&model) {
+        return Err(format!("{variable} is not set, and {model} needs its key").into());
+    }
+    let known = if model.info().is_some() { "" } else { "; the catalogue does not know it" };
+    let chosen = format!("[the model is now {model}{known}]");
+    let edit = |config: &mut Config| {
+        config.model = model;
+        Ok(())
+    };
+    session.configure(edit).await?;
+    Ok(chosen)
 }
 
 /// Ends the session. Shows the messages that could not be saved, and how to open the conversation again.
-pub async fn close(conversation: Conversation, printer: &mut Printer) -> Result<(), Box<dyn Error>> {
+pub async fn close(conversation: Conversation) -> Result<(), Box<dyn Error>> {
     let Conversation { session, folder, .. } = conversation;
     // Interrupts an active run and saves unsaved turns within this time.
     let stopped = session.stop(Duration::from_secs(5)).await;
@@ -200,10 +199,10 @@ pub async fn close(conversation: Conversation, printer: &mut Printer) -> Result<
     let end = session.ended().await;
     let last = end.snapshot.ok_or(end.reason.clone())?;
     for node in last.unsaved.iter().filter_map(|id| last.tree.node(*id)) {
-        printer.line(&format!("not saved: {}: {}", node.message().role, node.message().text()));
+        println!("not saved: {}: {}", node.message().role, node.message().text());
     }
     if let Some(total) = total_line(&last.used) {
-        printer.note(&total);
+        println!("{}", dim(&total));
     }
     let id = session.id();
     // A prompt that failed leaves no message, but it is stored too.
@@ -213,9 +212,12 @@ pub async fn close(conversation: Conversation, printer: &mut Printer) -> Result<
         Some(_) if is_untouched => {}
         Some(folder) => {
             let folder = folder.path().display();
-            printer.note(&format!("[stored in {folder}; to continue: --session {id} --store {folder}]"));
+            println!(
+                "{}",
+                dim(&format!("[stored in {folder}; to continue: --session {id} --store {folder}]"))
+            );
         }
-        None => printer.note("[not stored; to store a conversation, name it: --session ID]"),
+        None => println!("{}", dim("[not stored; to store a conversation, name it: --session ID]")),
     }
     stopped?;
     if last.unsaved.is_empty() { Ok(()) } else { Err(end.reason.into()) }

@@ -11,11 +11,8 @@ struct RunCommand {
     command: String,
 }
 
-/// The name of the tool.
-pub const COMMAND_TOOL: &str = "run_command";
-
 pub fn run_command() -> impl Tool {
-    tool_fn(COMMAND_TOOL, "Runs a command on the user's machine and returns its output.", run)
+    tool_fn("run_command", "Runs a command on the user's machine and returns its output.", run)
         .needs_approval()
 }
 

@@ -15,7 +15,7 @@ use tracing::{
 };
 use tracing_subscriber::{Layer, filter::filter_fn, layer::Context, prelude::*, registry::LookupSpan};
 
-use crate::support::{Flag, Printer};
+use crate::support::Flag;
 
 pub const TRACE: Flag = Flag { name: "--trace", value: "", help: "show the spans of each run" };
 
@@ -32,12 +32,14 @@ impl Trace {
         trace
     }
 
-    /// Shows the runs that have ended since the last call.
-    pub fn show(&self, printer: &mut Printer) {
+    /// Returns the trees of the runs that have ended since the last call.
+    pub fn take(&self) -> String {
         let ended = mem::take(&mut *self.0.lock().unwrap_or_else(PoisonError::into_inner));
+        let mut text = String::new();
         for root in ended {
-            root.show(printer, 0);
+            root.write(&mut text, 0);
         }
+        text
     }
 }
 
@@ -67,22 +69,22 @@ impl Span {
         }
     }
 
-    fn show(mut self, printer: &mut Printer, depth: usize) {
+    fn write(mut self, text: &mut String, depth: usize) {
         let name = format!("{}{}", "  ".repeat(depth), self.name);
-        let mut line = format!("{name:<40} {:>8.3} s", self.seconds);
+        let _ = write!(text, "{name:<40} {:>8.3} s", self.seconds);
         if self.input + self.output > 0 {
-            let _ = write!(line, "  {} in, {} out", self.input, self.output);
+            let _ = write!(text, "  {} in, {} out", self.input, self.output);
         }
         if self.cost > 0.0 {
-            let _ = write!(line, ", ${:.4}", self.cost);
+            let _ = write!(text, ", ${:.4}", self.cost);
         }
         if let Some(error) = &self.error {
-            let _ = write!(line, "  ! {error}");
+            let _ = write!(text, "  ! {error}");
         }
-        printer.note(&line);
+        text.push('\n');
         self.children.sort_by_key(|child| child.started);
         for child in self.children {
-            child.show(printer, depth + 1);
+            child.write(text, depth + 1);
         }
     }
 }

@@ -2,8 +2,9 @@
 
 use std::collections::VecDeque;
 
-use omni_agent::{run::PendingUse, tool::Decision};
 use serde_json::{Map, Value};
+
+use crate::{run::PendingUse, tool::Decision};
 
 /// A field of a form.
 struct Field {
@@ -13,7 +14,7 @@ struct Field {
 }
 
 /// The answer to a question, as far as the user has given it.
-pub struct Question {
+pub(super) struct Question {
     /// The fields that have no value yet.
     fields: VecDeque<Field>,
     values: Map<String, Value>,
@@ -21,9 +22,9 @@ pub struct Question {
     is_page: bool,
 }
 
-/// Returns a line that shows the question. Texts of the tool are shown as JSON, so that control characters cannot hide
-/// the question.
-pub fn shown(pause: &PendingUse) -> String {
+/// Returns a line that shows the question. Texts of the tool are shown as JSON, so that line breaks cannot hide the
+/// question.
+pub(super) fn shown(pause: &PendingUse) -> String {
     let question = &pause.reason;
     let text = match (&question["message"], &question["url"]) {
         (Value::Null, Value::Null) => question.to_string(),
@@ -34,7 +35,7 @@ pub fn shown(pause: &PendingUse) -> String {
 }
 
 impl Question {
-    pub fn of(pause: &PendingUse) -> Self {
+    pub(super) fn of(pause: &PendingUse) -> Self {
         let question = &pause.reason;
         let schema = &question["schema"];
         let required: Vec<&str> =
@@ -54,7 +55,7 @@ impl Question {
     }
 
     /// Returns the text that asks for the next line.
-    pub fn prompt(&self) -> String {
+    pub(super) fn prompt(&self) -> String {
         match self.fields.front() {
             Some(field) => field.prompt(),
             None if self.is_page => "done, or no [REASON]? ".to_owned(),
@@ -63,7 +64,7 @@ impl Question {
     }
 
     /// Reads a line. Returns the decision if the answer is complete.
-    pub fn answer(&mut self, line: &str) -> Option<Decision> {
+    pub(super) fn answer(&mut self, line: &str) -> Option<Decision> {
         let (word, rest) = line.split_once(' ').unwrap_or((line, ""));
         let declined = || Some(Decision::reject(if rest.is_empty() { "The user said no." } else { rest }));
         if self.is_form {

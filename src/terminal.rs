@@ -1,0 +1,246 @@
+//! A chat with a session in the terminal.
+//!
+//! ```no_run
+//! use omni_agent::{Agent, Session, store::MemoryStore, terminal, tool};
+//!
+//! #[tokio::main]
+//! async fn main() -> Result<(), Box<dyn std::error::Error>> {
+//!     let weather = tool!("weather", "Tells the weather.", async |city: String| Ok(format!("Sun in {city}.")));
+//!     let agent = Agent::builder().model("anthropic:claude-sonnet-4-6").tool(weather);
+//!     Ok(terminal::chat(&Session::builder(MemoryStore::new()).agent(agent).create().await?).await?)
+//! }
+//! ```
+//!
+//! The chat streams the answers, shows tool calls, and asks for decisions on tool uses and for answers to the questions of
+//! tools. The line `/help` lists the commands: other versions of an answer, branches, compaction, costs and more.
+//!
+//! **Lines.** A line is a prompt. While the agent works, the prompt is queued for the next turn. While a tool use waits,
+//! the line is the decision about it, and lines that begin with `/` are commands as always. A decision that somebody else
+//! makes in the meantime withdraws the question.
+//!
+//! **Ctrl-C** interrupts a run and keeps the answer so far. While nothing runs, it clears the line, and a second press ends
+//! the chat.
+//!
+//! **The end.** `/quit` ends the chat at once, and leaves a run in flight and its pauses to the session. After the end of
+//! the input (Ctrl-D), the chat waits for the run in flight and rejects the tool uses that wait for a decision. If nobody
+//! reads the output any more, the chat ends without an error.
+//!
+//! **Terminals.** If the standard input and output are a terminal, the line is edited, with a history, and the output
+//! appears above the line, each line when it is complete. Otherwise the text appears as it arrives. If the input is not a
+//! terminal, a line is read when the answer to the previous one is complete. The control characters in the texts of models
+//! and tools are replaced, so that these texts cannot control the terminal.
+
+mod commands;
+mod editor;
+mod markdown;
+mod printer;
+mod question;
+mod talk;
+
+use std::{
+    env,
+    error::Error as StdError,
+    io::{self, IsTerminal, Write},
+    pin::Pin,
+    sync::Arc,
+    time::Duration,
+};
+
+use futures_core::Stream;
+
+use self::{
+    editor::Entries,
+    printer::{Printer, Screen},
+    talk::Talk,
+};
+use crate::{
+    run::{Error, Prompt},
+    session::Session,
+};
+
+/// Runs a chat on the standard streams until the user ends it: see the [module](self) and [`Chat::run`].
+///
+/// # Errors
+///
+/// Returns the errors of [`Chat::run`].
+///
+/// # Cancel safety
+///
+/// As for [`Chat::run`].
+pub async fn chat(session: &Session) -> Result<(), Error> {
+    Chat::new(session).run().await
+}
+
+/// An entry of the person who chats.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Entry {
+    /// A line, without the line break.
+    Line(String),
+    /// A press of Ctrl-C.
+    Interrupt,
+}
+
+/// How the answers look.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Style {
+    /// Text as it is.
+    Plain,
+    /// Markdown is rendered with ANSI styles, and remarks are grey.
+    Ansi,
+}
+
+type Output = Result<String, Box<dyn StdError + Send + Sync>>;
+type Handler = Box<dyn FnMut(String) -> Pin<Box<dyn Future<Output = Output> + Send>> + Send>;
+
+/// A command of the application.
+struct OwnCommand {
+    name: String,
+    help: String,
+    run: Handler,
+}
+
+/// A chat with options.
+#[must_use = "a chat does nothing until `run` is called"]
+pub struct Chat {
+    session: Session,
+    input: Option<Entries>,
+    output: Option<Box<dyn Write + Send>>,
+    style: Option<Style>,
+    is_piped: bool,
+    user: Arc<str>,
+    first: Option<Prompt>,
+    commands: Vec<OwnCommand>,
+    after_run: Option<Box<dyn FnMut() -> String + Send>>,
+}
+
+impl Chat {
+    /// Returns a chat with a session on the standard streams.
+    pub fn new(session: &Session) -> Self {
+        let user = env::var("USER").or_else(|_| env::var("USERNAME")).unwrap_or_else(|_| "user".to_owned());
+        Self {
+            session: session.clone(),
+            input: None,
+            output: None,
+            style: None,
+            is_piped: false,
+            user: user.into(),
+            first: None,
+            commands: Vec::new(),
+            after_run: None,
+        }
+    }
+
+    /// Sets the input. The standard input and the signals of the process are then not read. The entries count as those of
+    /// a person, unless [`piped`](Self::piped) says otherwise.
+    pub fn input(mut self, input: impl Stream<Item = Entry> + Send + 'static) -> Self {
+        self.input = Some(Box::pin(input));
+        self
+    }
+
+    /// Sets the output, which blocks the chat while it is written. It is plain text, unless a [`style`](Self::style) is
+    /// set.
+    pub fn output(mut self, output: impl Write + Send + 'static) -> Self {
+        self.output = Some(Box::new(output));
+        self
+    }
+
+    /// Sets the style. By default, the output is plain text, except on a terminal if the variable `NO_COLOR` is not set.
+    pub fn style(mut self, style: Style) -> Self {
+        self.style = Some(style);
+        self
+    }
+
+    /// Treats the input as a pipe: a line is read when the answer to the previous one is complete and is shown before its
+    /// answer, and the failure of the last run is the error of the chat. This is the default for a standard input that is
+    /// not a terminal.
+    pub fn piped(mut self) -> Self {
+        self.is_piped = true;
+        self
+    }
+
+    /// Sets the name of the person, under which decisions are made. The default is the name of the system's user.
+    pub fn user(mut self, name: impl Into<Arc<str>>) -> Self {
+        self.user = name.into();
+        self
+    }
+
+    /// Sends a prompt at the beginning.
+    pub fn first(mut self, prompt: impl Into<Prompt>) -> Self {
+        self.first = Some(prompt.into());
+        self
+    }
+
+    /// Adds a command, whose name begins with `/`. It replaces a command of the chat with the same name. `/help` shows the
+    /// `help`. The command gets the text after its name, and returns the text that is shown.
+    pub fn command<F, R, E>(mut self, name: impl Into<String>, help: impl Into<String>, mut run: F) -> Self
+    where
+        F: FnMut(String) -> R + Send + 'static,
+        R: Future<Output = Result<String, E>> + Send + 'static,
+        E: Into<Box<dyn StdError + Send + Sync>>,
+    {
+        let run: Handler = Box::new(move |rest| {
+            let output = run(rest);
+            Box::pin(async { output.await.map_err(Into::into) })
+        });
+        self.commands.push(OwnCommand { name: name.into(), help: help.into(), run });
+        self
+    }
+
+    /// Shows the text that `text` returns after each run, for example its costs. An empty text is not shown.
+    pub fn after_run(mut self, text: impl FnMut() -> String + Send + 'static) -> Self {
+        self.after_run = Some(Box::new(text));
+        self
+    }
+
+    /// Runs the chat until the user ends it, and then waits up to five seconds until the conversation is saved. The
+    /// session stays open.
+    ///
+    /// On the standard input, Ctrl-C does not end the process from now on, not even after the chat.
+    ///
+    /// # Errors
+    ///
+    /// Returns [`ErrorKind::Ended`](crate::ErrorKind::Ended) if the session ends before the chat, and the errors of
+    /// [`Session::flush`]. If the input is not a terminal, also returns [`ErrorKind::Failed`](crate::ErrorKind::Failed) if
+    /// the last run has failed. All other errors are shown in the chat.
+    ///
+    /// # Cancel safety
+    ///
+    /// Dropping the future ends the chat. A run in flight continues. A line that is being read is lost.
+    pub async fn run(self) -> Result<(), Error> {
+        let is_custom = self.input.is_some();
+        let edited = match (is_custom, &self.output) {
+            (false, None) => editor::edited(commands::questions(&self.session.tree().await?)),
+            _ => None,
+        };
+        let is_piped = self.is_piped || !(is_custom || io::stdin().is_terminal());
+        let has_color = || io::stdout().is_terminal() && env::var_os("NO_COLOR").is_none();
+        let is_styled = self.output.is_none() && has_color();
+        let style = self.style.unwrap_or(if is_styled { Style::Ansi } else { Style::Plain });
+        let (input, screen, mode) = match (edited, self.input, self.output) {
+            (Some((input, screen, mode)), _, _) => (input, screen, Some(mode)),
+            (None, input, output) => {
+                let output = output.unwrap_or_else(|| Box::new(io::stdout()));
+                (input.unwrap_or_else(editor::lines), Screen::Writer(Some(output)), None)
+            }
+        };
+        let signals =
+            if is_custom { Box::pin(futures_util::stream::pending()) } else { editor::interrupts() };
+        let printer = Printer::new(screen, style);
+        let mut talk = Talk::new(self.session, printer, is_piped, self.user, self.commands, self.after_run);
+        let ended = talk.follow(input, signals, self.first).await;
+        let saved = if talk.session.end().is_some() {
+            Ok(())
+        } else {
+            talk.session.flush(Duration::from_secs(5)).await
+        };
+        let failed = talk.close().await;
+        drop(mode);
+        ended?;
+        saved?;
+        failed.map_or(Ok(()), Err)
+    }
+}
+
+crate::debug::impl_debug!(Chat(self) { session: self.session.id(), user: self.user, .. });

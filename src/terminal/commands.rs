@@ -71,7 +71,7 @@ impl Talk {
             }
             "/compact" | "/undo" => {
                 let wanted = if name == "/undo" { Compact::undo() } else { Compact::from(rest) };
-                // The chat goes on in the meantime, so that Ctrl-C ends the compaction.
+                // The chat continues in the meantime, so that Ctrl-C ends the compaction.
                 self.compacting = Some(Box::pin(async move { session.compact(wanted).await }));
             }
             "/again" => {

@@ -417,7 +417,7 @@ impl Talk {
     async fn text_field(&self, pause: &PendingUse) -> Result<Option<String>, Error> {
         let state = self.session.state().await?;
         let tool = state.config().tools.iter().find(|tool| tool.name() == pause.tool_use.name);
-        let schema = tool.filter(|_| pause.sub_agent.is_none()).map(|tool| tool.schema().value());
+        let schema = tool.filter(|_| pause.sub_agent.is_none()).map(|tool| tool.schema().as_value());
         let Some(members) = schema.and_then(|schema| schema["properties"].as_object()) else {
             return Ok(None);
         };

@@ -68,7 +68,7 @@ async fn chat() -> Result<(), Box<dyn Error>> {
     conversation::close(conversation).await?;
     // The session holds the span of a run until it is saved, which may be later than the event of its last turn.
     if let Some(trace) = trace {
-        print!("{}", support::dim(&trace.take()));
+        conversation::show(trace.take().trim_end());
     }
     Ok(ended?)
 }

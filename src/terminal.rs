@@ -71,7 +71,7 @@ pub async fn chat(session: &Session) -> Result<(), Error> {
     Chat::new(session).run().await
 }
 
-/// An entry of the person who chats.
+/// An entry of the person at the keyboard.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Entry {
@@ -173,7 +173,8 @@ impl Chat {
     }
 
     /// Adds a command, whose name begins with `/`. It replaces a command of the chat with the same name. `/help` shows the
-    /// `help`. The command gets the text after its name, and returns the text that is shown.
+    /// `help`. The command gets the text after its name, and returns the text that is shown. The chat waits for
+    /// it.
     pub fn command<F, R, E>(mut self, name: impl Into<String>, help: impl Into<String>, mut run: F) -> Self
     where
         F: FnMut(String) -> R + Send + 'static,

@@ -1,6 +1,12 @@
 //! Opens the conversation, and closes it. Reports messages that could not be saved.
 
-use std::{error::Error, fmt::Write as _, sync::Arc, time::Duration};
+use std::{
+    error::Error,
+    fmt::Write as _,
+    io::{self, Write as _},
+    sync::Arc,
+    time::Duration,
+};
 
 use omni_agent::{
     ErrorKind,
@@ -10,7 +16,7 @@ use omni_agent::{
 };
 
 use super::{tool::run_command, trace::TRACE};
-use crate::support::{self, Flag, Folder, Picked, STORE, ago, dim, total_line};
+use crate::support::{self, Flag, Folder, Picked, STORE, ago, dim, first_words, total_line};
 
 const SESSION: Flag =
     Flag { name: "--session", value: "ID", help: "continue this stored conversation, or create it" };
@@ -114,9 +120,9 @@ async fn use_server(session: &Session, command: &str, others: &[String]) -> Resu
         format!("{}{}", tool.name(), if reads { " (only reads)" } else { "" })
     });
     let names: Vec<String> = names.collect();
-    println!("{}", dim(&format!("[{}: {}]", client.name(), names.join(", "))));
+    show(&format!("[{}: {}]", client.name(), names.join(", ")));
     for tool in &found.skipped {
-        println!("{}", dim(&format!("[{}: {} can't be used: {}]", client.name(), tool.name, tool.reason)));
+        show(&format!("[{}: {} can't be used: {}]", client.name(), tool.name, tool.reason));
     }
     let tools = found.tools;
     session
@@ -140,6 +146,11 @@ fn fresh(picked: &Picked) -> AgentBuilder {
     common(picked)
         .options(picked.options.clone())
         .system("You are a helpful assistant in a terminal. Be brief.")
+}
+
+/// Shows a remark. Ignores a closed output, so that the conversation is still saved.
+pub fn show(text: &str) {
+    let _ = writeln!(io::stdout(), "{}", dim(text));
 }
 
 /// The parts of a conversation that list all conversations.
@@ -199,10 +210,10 @@ pub async fn close(conversation: Conversation) -> Result<(), Box<dyn Error>> {
     let end = session.ended().await;
     let last = end.snapshot.ok_or(end.reason.clone())?;
     for node in last.unsaved.iter().filter_map(|id| last.tree.node(*id)) {
-        println!("not saved: {}: {}", node.message().role, node.message().text());
+        show(&format!("not saved: {}: {}", node.message().role, first_words(&node.message().text(), 10_000)));
     }
     if let Some(total) = total_line(&last.used) {
-        println!("{}", dim(&total));
+        show(&total);
     }
     let id = session.id();
     // A prompt that failed leaves no message, but it is stored too.
@@ -212,12 +223,9 @@ pub async fn close(conversation: Conversation) -> Result<(), Box<dyn Error>> {
         Some(_) if is_untouched => {}
         Some(folder) => {
             let folder = folder.path().display();
-            println!(
-                "{}",
-                dim(&format!("[stored in {folder}; to continue: --session {id} --store {folder}]"))
-            );
+            show(&format!("[stored in {folder}; to continue: --session {id} --store {folder}]"));
         }
-        None => println!("{}", dim("[not stored; to store a conversation, name it: --session ID]")),
+        None => show("[not stored; to store a conversation, name it: --session ID]"),
     }
     stopped?;
     if last.unsaved.is_empty() { Ok(()) } else { Err(end.reason.into()) }

@@ -103,8 +103,10 @@ impl Talk {
         if !self.is_piped {
             self.printer.note("/help tells what you can type here.");
         }
-        if let Some(first) = first {
-            self.say(first).await?;
+        if let Some(first) = first
+            && let Err(error) = self.say(first).await
+        {
+            self.printer.line(&error_chain(&error));
         }
         let (mut has_input, mut is_warned) = (true, false);
         self.ask().await?;
@@ -451,7 +453,7 @@ impl Talk {
     }
 }
 
-/// Waits for the end of a compaction, or for ever if there is none.
+/// Waits for the end of a compaction, or for ever if none runs.
 async fn compacted(compacting: &mut Option<Compacting>) -> Result<Arc<Message>, Error> {
     match compacting {
         Some(compacting) => compacting.await,
@@ -463,7 +465,7 @@ pub(super) fn text_of(prompt: &Prompt) -> String {
     prompt.content.0.iter().filter_map(|block| block.as_text()).collect()
 }
 
-/// Returns a line that states who made which decision. `is_question` states whether it is the answer to a question of a
+/// Returns a line on a decision and its maker. `is_question` states whether it is the answer to a question of a
 /// running tool.
 fn decision_line(decided: &Decided, is_question: bool) -> String {
     let what = match &decided.decision {

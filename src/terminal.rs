@@ -209,38 +209,34 @@ impl Chat {
     /// # Cancel safety
     ///
     /// Dropping the future ends the chat. A run in flight continues. A line that is being read is lost.
-    pub async fn run(self) -> Result<(), Error> {
-        let is_custom = self.input.is_some();
-        let edited = match (is_custom, &self.output) {
-            (false, None) => editor::edited(commands::questions(&self.session.tree().await?)),
-            _ => None,
+    pub async fn run(mut self) -> Result<(), Error> {
+        let (input, output) = (self.input.take(), self.output.take());
+        let (is_custom, is_terminal) = (input.is_some(), io::stdout().is_terminal() && output.is_none());
+        let edited = match is_terminal && !is_custom {
+            true => editor::edited(commands::questions(&self.session.tree().await?)),
+            false => None,
         };
-        let is_piped = self.is_piped || !(is_custom || io::stdin().is_terminal());
-        let has_color = || io::stdout().is_terminal() && env::var_os("NO_COLOR").is_none();
-        let is_styled = self.output.is_none() && has_color();
+        self.is_piped |= !is_custom && !io::stdin().is_terminal();
+        let is_styled = is_terminal && env::var_os("NO_COLOR").is_none();
         let style = self.style.unwrap_or(if is_styled { Style::Ansi } else { Style::Plain });
-        let (input, screen, mode) = match (edited, self.input, self.output) {
-            (Some((input, screen, mode)), _, _) => (input, screen, Some(mode)),
-            (None, input, output) => {
+        let (entries, screen, mode) = edited.map_or_else(
+            || {
                 let output = output.unwrap_or_else(|| Box::new(io::stdout()));
                 (input.unwrap_or_else(editor::lines), Screen::Writer(Some(output)), None)
-            }
-        };
+            },
+            |(entries, screen, mode)| (entries, screen, Some(mode)),
+        );
         let signals =
             if is_custom { Box::pin(futures_util::stream::pending()) } else { editor::interrupts() };
-        let printer = Printer::new(screen, style);
-        let mut talk = Talk::new(self.session, printer, is_piped, self.user, self.commands, self.after_run);
-        let ended = talk.follow(input, signals, self.first).await;
-        let saved = if talk.session.end().is_some() {
-            Ok(())
-        } else {
-            talk.session.flush(Duration::from_secs(5)).await
-        };
-        let failed = talk.close().await;
+        let mut talk = Talk::new(self, Printer::new(screen, style));
+        let ended = talk.follow(entries, signals).await;
+        let Talk { chat, printer, failed, .. } = talk;
+        let is_open = chat.session.end().is_none();
+        let saved = if is_open { chat.session.flush(Duration::from_secs(5)).await } else { Ok(()) };
+        printer.close().await;
         drop(mode);
-        ended?;
-        saved?;
-        failed.map_or(Ok(()), Err)
+        ended.and(saved)?;
+        failed.filter(|_| chat.is_piped).map_or(Ok(()), Err)
     }
 }
 

@@ -40,18 +40,18 @@ type CommandResult = Result<(), Box<dyn StdError + Send + Sync>>;
 impl Talk {
     /// Runs the command with this name.
     pub(super) async fn command(&mut self, name: &str, rest: &str) -> CommandResult {
-        if let Some(own) = self.commands.iter_mut().find(|own| own.name == name) {
+        if let Some(own) = self.chat.commands.iter_mut().find(|own| own.name == name) {
             let shown = (own.run)(rest.to_owned()).await?;
             if !shown.is_empty() {
                 self.printer.line(shown.trim_end());
             }
             return Ok(());
         }
-        let session = self.session.clone();
+        let session = self.chat.session.clone();
         match name {
             "/help" => {
                 let mut help = HELP.to_owned();
-                for own in &self.commands {
+                for own in &self.chat.commands {
                     help.push_str(&format!("{:<15} {}\n", own.name, own.help));
                 }
                 self.printer.note(&format!("{help}{NOTES}"));
@@ -126,7 +126,7 @@ impl Talk {
 
     /// Shows the tools that the model can use now. The tools of a server have its name before `__`.
     async fn show_tools(&mut self) -> CommandResult {
-        let state = self.session.state().await?;
+        let state = self.chat.session.state().await?;
         let mut shown = None;
         for tool in state.config().tools.iter() {
             let server = tool.name().split_once("__").map_or("this chat", |(server, _)| server);

@@ -17,7 +17,7 @@ use super::{Style, markdown::Markdown};
 use crate::{
     agent::Event,
     error_chain,
-    message::{Message, ToolResult, ToolUseId, Usage},
+    message::{Message, ResultBlock, ToolResult, ToolUseId, Usage},
     run::Response,
     text::clip,
     tool::Decision,
@@ -50,7 +50,7 @@ pub(super) struct Printer {
     /// Whether the current line has text.
     in_line: bool,
     markdown: Markdown,
-    /// The question that is shown on an edited screen.
+    /// The prompt that waits for a line.
     asked: Option<String>,
     /// The tool uses that were rejected, so that their results are not shown as failures of a tool.
     rejected: Vec<ToolUseId>,
@@ -156,21 +156,22 @@ impl Printer {
 
     /// Shows the prompt for the next line. `question` is a question that the line answers.
     pub(super) fn ask(&mut self, question: Option<&str>) {
+        let prompt = question.unwrap_or("> ");
+        if self.asked.as_deref() == Some(prompt) {
+            return;
+        }
         if let Screen::Writer(_) = self.screen {
             self.end_line();
-            return self.put(&harmless(question.unwrap_or("> ")));
+            self.put(&harmless(prompt));
+        } else if question.is_some() {
+            // The editor shows its own prompt.
+            self.line(prompt);
         }
-        // The editor shows its own prompt.
-        if self.asked.as_deref() != question {
-            self.asked = question.map(str::to_owned);
-            if let Some(question) = question {
-                self.line(question);
-            }
-        }
+        self.asked = Some(prompt.to_owned());
     }
 
-    /// Shows the question again, because the line was not its answer.
-    pub(super) fn repeat(&mut self) {
+    /// Notes that a line was entered at the prompt, so that the prompt is shown again.
+    pub(super) fn entered(&mut self) {
         self.asked = None;
     }
 
@@ -192,13 +193,18 @@ impl Printer {
 
     fn write(&mut self, text: &str) {
         if !text.is_empty() {
+            if !self.in_line {
+                self.end_line();
+            }
             self.put(text);
             self.in_line = !text.ends_with('\n');
         }
     }
 
+    /// Ends the line that has text, or the prompt.
     fn end_line(&mut self) {
-        if std::mem::take(&mut self.in_line) {
+        let is_prompt = matches!(self.screen, Screen::Writer(_)) && self.asked.take().is_some();
+        if std::mem::take(&mut self.in_line) || is_prompt {
             self.put("\n");
         }
     }
@@ -277,7 +283,11 @@ pub(super) fn first_words(text: &str, limit: usize) -> String {
 }
 
 fn result_line(result: &ToolResult, is_rejected: bool) -> String {
-    let text = result.text();
+    let texts = result.output().iter().filter_map(|block| match block {
+        ResultBlock::Text(text) => Some(text.text.as_str()),
+        _ => None,
+    });
+    let text: String = texts.collect();
     let failed = match result.is_error {
         _ if is_rejected => " not run",
         true => " failed",

@@ -10,7 +10,7 @@ use futures_util::StreamExt;
 use serde_json::{Map, Value};
 
 use super::{
-    Entry, OwnCommand,
+    Chat, Entry,
     editor::Entries,
     printer::{Printer, first_words, total_line},
     question::{self, Question},
@@ -29,20 +29,17 @@ use crate::{
 /// A compaction that the person has asked for.
 type Compacting = Pin<Box<dyn Future<Output = Result<Arc<Message>, Error>> + Send>>;
 
+/// A chat in progress.
 pub(super) struct Talk {
-    pub(super) session: Session,
+    pub(super) chat: Chat,
     pub(super) printer: Printer,
-    pub(super) commands: Vec<OwnCommand>,
     /// The last prompt that was cancelled or failed before it had a response.
     pub(super) unanswered: Option<String>,
     pub(super) compacting: Option<Compacting>,
     /// The number of runs that have started and have not ended yet.
     pub(super) runs: u32,
-    /// Whether lines wait for the answer to the line before them.
-    is_piped: bool,
-    /// The name under which the person decides.
-    user: Arc<str>,
-    after_run: Option<Box<dyn FnMut() -> String + Send>>,
+    /// The failure of the last run.
+    pub(super) failed: Option<Error>,
     /// The tool uses that wait for decisions, and the questions of running tools. The person is asked about the first of
     /// them.
     waiting: VecDeque<Arc<PendingUse>>,
@@ -52,58 +49,25 @@ pub(super) struct Talk {
     decided: HashSet<ToolUseId>,
     /// The question of a running tool that the person is answering.
     question: Option<Question>,
-    /// The failure of the last run.
-    failed: Option<Error>,
 }
 
 impl Talk {
-    pub(super) fn new(
-        session: Session,
-        printer: Printer,
-        is_piped: bool,
-        user: Arc<str>,
-        commands: Vec<OwnCommand>,
-        after_run: Option<Box<dyn FnMut() -> String + Send>>,
-    ) -> Self {
-        Self {
-            session,
-            printer,
-            commands,
-            unanswered: None,
-            compacting: None,
-            runs: 0,
-            is_piped,
-            user,
-            after_run,
-            waiting: VecDeque::new(),
-            questions: HashSet::new(),
-            decided: HashSet::new(),
-            question: None,
-            failed: None,
-        }
+    pub(super) fn new(chat: Chat, printer: Printer) -> Self {
+        let (unanswered, compacting, failed, question) = (None, None, None, None);
+        let (waiting, questions, decided) = (VecDeque::new(), HashSet::new(), HashSet::new());
+        Self { chat, printer, unanswered, compacting, runs: 0, failed, waiting, questions, decided, question }
     }
 
-    /// Ends the chat. Returns the failure of the last run if no person has seen it.
-    pub(super) async fn close(self) -> Option<Error> {
-        self.printer.close().await;
-        self.failed.filter(|_| self.is_piped)
-    }
-
-    pub(super) async fn follow(
-        &mut self,
-        mut input: Entries,
-        mut signals: Entries,
-        first: Option<Prompt>,
-    ) -> Result<(), Error> {
-        let session = self.session.clone();
+    pub(super) async fn follow(&mut self, mut input: Entries, mut signals: Entries) -> Result<(), Error> {
+        let session = self.chat.session.clone();
         let mut events = session.subscribe(Mode::Controller).await?;
         if let Some(snapshot) = events.snapshot().cloned() {
             self.greet(&snapshot);
         }
-        if !self.is_piped {
+        if !self.chat.is_piped {
             self.printer.note("/help tells what you can type here.");
         }
-        if let Some(first) = first
+        if let Some(first) = self.chat.first.take()
             && let Err(error) = self.say(first).await
         {
             self.printer.line(&error_chain(&error));
@@ -112,7 +76,7 @@ impl Talk {
         self.ask().await?;
         // After the end of the input, the loop still waits for the end of the run.
         while (has_input || self.is_busy()) && !self.printer.is_closed() {
-            let listens = has_input && (!self.is_piped || !self.is_busy() || !self.waiting.is_empty());
+            let listens = has_input && (!self.chat.is_piped || !self.is_busy() || !self.waiting.is_empty());
             let entry = tokio::select! {
                 biased;
                 Some(interrupt) = signals.next() => Some(interrupt),
@@ -157,14 +121,14 @@ impl Talk {
                 Some(Entry::Interrupt) if is_warned => break,
                 Some(Entry::Interrupt) => {
                     is_warned = true;
-                    self.printer.line("");
                     self.printer.note("[press Ctrl-C again to end the chat]");
                     self.ask().await?;
                 }
                 Some(Entry::Line(line)) => {
                     is_warned = false;
                     let line = line.trim();
-                    if self.is_piped {
+                    self.printer.entered();
+                    if self.chat.is_piped {
                         self.printer.line(line);
                     }
                     if line == "/quit" {
@@ -294,7 +258,7 @@ impl Talk {
     }
 
     async fn end_run(&mut self) -> Result<(), Error> {
-        if let Some(text) = self.after_run.as_mut().map(|text| text()).filter(|text| !text.is_empty()) {
+        if let Some(text) = self.chat.after_run.as_mut().map(|text| text()).filter(|text| !text.is_empty()) {
             self.printer.note(text.trim_end());
         }
         self.runs = self.runs.saturating_sub(1);
@@ -316,7 +280,7 @@ impl Talk {
     }
 
     pub(super) async fn say(&mut self, prompt: impl Into<Prompt>) -> Result<(), Error> {
-        match self.session.prompt(prompt).await? {
+        match self.chat.session.prompt(prompt).await? {
             // A staged prompt is shown when its event `Prompt` arrives. A known prompt starts no run.
             Accepted::Staged { .. } | Accepted::Known { .. } => {}
             Accepted::Started { .. } => self.runs += 1,
@@ -326,6 +290,7 @@ impl Talk {
 
     /// Handles a line. A rejected prompt or command is reported, and the chat continues.
     async fn line(&mut self, line: &str) -> Result<(), Error> {
+        let waiting = self.waiting.len();
         let is_question = self.waiting.front().is_some_and(|pause| pause.is_question());
         let (word, rest) = line.split_once(' ').unwrap_or((line, ""));
         // In a form, `/no` is an answer.
@@ -339,8 +304,8 @@ impl Talk {
         if let Err(error) = done {
             self.printer.line(&error_chain(&*error));
         }
-        self.printer.repeat();
-        self.ask().await
+        // The event of a decision asks about the next tool use.
+        if self.waiting.len() == waiting { self.ask().await } else { Ok(()) }
     }
 
     /// Takes the list of everything that waits for a decision, and shows what is new. Returns whether it has changed.
@@ -381,7 +346,7 @@ impl Talk {
             "n" | "no" if rest.is_empty() => Decision::reject("The user said no."),
             "n" | "no" => Decision::reject(format!("The user said no: {rest}")),
             "e" | "edit" if !rest.is_empty() => {
-                match (serde_json::from_str(rest), self.text_field(&first).await?) {
+                match (serde_json::from_str(rest), text_field(&self.chat.session, &first).await?) {
                     (Ok(Value::Object(input)), _) => Decision::ExecuteWith(input.into()),
                     (_, Some(field)) => Decision::ExecuteWith(Map::from_iter([(field, rest.into())]).into()),
                     (Ok(_) | Err(_), None) => {
@@ -403,7 +368,7 @@ impl Talk {
     async fn resume(&mut self, pause: &Arc<PendingUse>, decision: Decision) -> Result<(), Error> {
         let id = pause.tool_use.id.clone();
         self.decided.insert(id.clone());
-        match self.session.resume_as(id, decision, Arc::clone(&self.user)).await {
+        match self.chat.session.resume_as(id, decision, Arc::clone(&self.chat.user)).await {
             Err(error) if matches!(error.kind(), ErrorKind::NotPaused | ErrorKind::StaleDecision) => Ok(()),
             Err(error) => {
                 // The tool use still waits, for example because the decision was nested too deeply.
@@ -413,20 +378,6 @@ impl Talk {
             }
             Ok(()) => Ok(()),
         }
-    }
-
-    /// Returns the name of the only member of the tool's input if it is a text, which can be typed without JSON.
-    async fn text_field(&self, pause: &PendingUse) -> Result<Option<String>, Error> {
-        let state = self.session.state().await?;
-        let tool = state.config().tools.iter().find(|tool| tool.name() == pause.tool_use.name);
-        let schema = tool.filter(|_| pause.sub_agent.is_none()).map(|tool| tool.schema().as_value());
-        let Some(members) = schema.and_then(|schema| schema["properties"].as_object()) else {
-            return Ok(None);
-        };
-        let mut members = members.iter();
-        let field =
-            members.next().filter(|(_, schema)| schema["type"] == "string" && schema.get("enum").is_none());
-        Ok(field.filter(|_| members.next().is_none()).map(|(name, _)| name.clone()))
     }
 
     /// Shows the prompt for the next line, if one is expected.
@@ -441,8 +392,9 @@ impl Talk {
                     1 => String::new(),
                     count => format!("1 of {count}: {} {}: ", tool_use.name, tool_use.input),
                 };
-                let input =
-                    self.text_field(&pause).await?.map_or("JSON".to_owned(), |name| name.to_uppercase());
+                let input = text_field(&self.chat.session, &pause)
+                    .await?
+                    .map_or("JSON".to_owned(), |name| name.to_uppercase());
                 Some(format!("{which}yes, no [REASON], or edit {input}? "))
             }
             None if self.is_busy() => return Ok(()),
@@ -451,6 +403,20 @@ impl Talk {
         self.printer.ask(question.as_deref());
         Ok(())
     }
+}
+
+/// Returns the name of the only member of the tool's input if it is a text, which can be typed without JSON.
+async fn text_field(session: &Session, pause: &PendingUse) -> Result<Option<String>, Error> {
+    let state = session.state().await?;
+    let tool = state.config().tools.iter().find(|tool| tool.name() == pause.tool_use.name);
+    let schema = tool.filter(|_| pause.sub_agent.is_none()).map(|tool| tool.schema().as_value());
+    let Some(members) = schema.and_then(|schema| schema["properties"].as_object()) else {
+        return Ok(None);
+    };
+    let mut members = members.iter();
+    let field =
+        members.next().filter(|(_, schema)| schema["type"] == "string" && schema.get("enum").is_none());
+    Ok(field.filter(|_| members.next().is_none()).map(|(name, _)| name.clone()))
 }
 
 /// Waits for the end of a compaction, or for ever if none runs.

@@ -76,9 +76,8 @@ async fn failed_prompt_is_sent_again() {
 
 #[tokio::test(start_paused = true)]
 async fn compaction_is_shown_and_undone() {
-    let mut talk =
-        Talk::start(&scripted([Step::text("One"), Step::text("Two"), Step::text("Counting.")]).await);
-    for (prompt, answer) in [("1", "One"), ("2", "Two")] {
+    let mut talk = Talk::start(&scripted(["One", "Two", "Three", "Counting."].map(Step::text)).await);
+    for (prompt, answer) in [("1", "One"), ("2", "Two"), ("3", "Three")] {
         talk.type_line(prompt);
         talk.sees(answer).await;
         talk.sees("> ").await;
@@ -94,12 +93,12 @@ async fn compaction_is_shown_and_undone() {
 #[tokio::test(start_paused = true)]
 async fn compaction_is_refused_or_interrupted() {
     let gate = Gate::new();
-    let steps = [Step::text("One"), Step::text("Two"), Step::new().gate(&gate).hang()];
+    let steps = [Step::text("One"), Step::text("Two"), Step::text("Three"), Step::new().gate(&gate).hang()];
     let mut talk = Talk::start(&scripted(steps).await);
     talk.type_line("/compact");
     talk.sees("compact").await;
     talk.sees("> ").await;
-    for (prompt, answer) in [("1", "One"), ("2", "Two")] {
+    for (prompt, answer) in [("1", "One"), ("2", "Two"), ("3", "Three")] {
         talk.type_line(prompt);
         talk.sees(answer).await;
         talk.sees("> ").await;
@@ -109,7 +108,7 @@ async fn compaction_is_refused_or_interrupted() {
     talk.interrupt();
     talk.sees("> ").await;
     talk.type_line("/tree");
-    talk.sees("4 assistant: Two").await;
+    talk.sees("6 assistant: Three").await;
     talk.end_input().await.0.unwrap();
 }
 

@@ -52,7 +52,7 @@ async fn chat() -> Result<(), Box<dyn Error>> {
     let (lister, session) = (conversation.lister(), conversation.session.clone());
     let mut chat = Chat::new(&session)
         .command("/sessions", "lists the stored conversations", move |_| lister.clone().list())
-        .command("/model", "[NAME] shows or switches the model, for example to openai:gpt-5.2", {
+        .command("/model [NAME]", "shows or switches the model, for example to openai:gpt-5.2", {
             let session = session.clone();
             move |name| conversation::set_model(session.clone(), name)
         });
@@ -68,7 +68,8 @@ async fn chat() -> Result<(), Box<dyn Error>> {
     conversation::close(conversation).await?;
     // The session holds the span of a run until it is saved, which may be later than the event of its last turn.
     if let Some(trace) = trace {
-        conversation::show(trace.take().trim_end());
+        let rest = trace.take();
+        rest.lines().for_each(conversation::show);
     }
     Ok(ended?)
 }

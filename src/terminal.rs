@@ -96,7 +96,7 @@ type Handler = Box<dyn FnMut(String) -> Pin<Box<dyn Future<Output = Output> + Se
 
 /// A command of the application.
 struct OwnCommand {
-    name: String,
+    usage: String,
     help: String,
     run: Handler,
 }
@@ -172,10 +172,10 @@ impl Chat {
         self
     }
 
-    /// Adds a command, whose name begins with `/`. It replaces a command of the chat with the same name. `/help` shows the
-    /// `help`. The command gets the text after its name, and returns the text that is shown. The chat waits for
-    /// it.
-    pub fn command<F, R, E>(mut self, name: impl Into<String>, help: impl Into<String>, mut run: F) -> Self
+    /// Adds a command, such as `/model [NAME]`. The first word of the `usage` is its name. It replaces a command of the
+    /// chat with the same name. `/help` shows the usage and the `help`. The command gets the text after its name, and
+    /// returns the text that is shown. The chat waits for it.
+    pub fn command<F, R, E>(mut self, usage: impl Into<String>, help: impl Into<String>, mut run: F) -> Self
     where
         F: FnMut(String) -> R + Send + 'static,
         R: Future<Output = Result<String, E>> + Send + 'static,
@@ -185,7 +185,7 @@ impl Chat {
             let output = run(rest);
             Box::pin(async { output.await.map_err(Into::into) })
         });
-        self.commands.push(OwnCommand { name: name.into(), help: help.into(), run });
+        self.commands.push(OwnCommand { usage: usage.into(), help: help.into(), run });
         self
     }
 
@@ -212,29 +212,25 @@ impl Chat {
     pub async fn run(mut self) -> Result<(), Error> {
         let (input, output) = (self.input.take(), self.output.take());
         let (is_custom, is_terminal) = (input.is_some(), io::stdout().is_terminal() && output.is_none());
+        let is_styled = is_terminal && env::var_os("NO_COLOR").is_none();
+        let style = self.style.unwrap_or(if is_styled { Style::Ansi } else { Style::Plain });
         let edited = match is_terminal && !is_custom {
-            true => editor::edited(commands::questions(&self.session.tree().await?)),
+            true => editor::edited(commands::questions(&self.session.tree().await?), style == Style::Ansi),
             false => None,
         };
         self.is_piped |= !is_custom && !io::stdin().is_terminal();
-        let is_styled = is_terminal && env::var_os("NO_COLOR").is_none();
-        let style = self.style.unwrap_or(if is_styled { Style::Ansi } else { Style::Plain });
-        let (entries, screen, mode) = edited.map_or_else(
-            || {
-                let output = output.unwrap_or_else(|| Box::new(io::stdout()));
-                (input.unwrap_or_else(editor::lines), Screen::Writer(Some(output)), None)
-            },
-            |(entries, screen, mode)| (entries, screen, Some(mode)),
-        );
+        let (entries, screen) = edited.unwrap_or_else(|| {
+            let output = output.unwrap_or_else(|| Box::new(io::stdout()));
+            (input.unwrap_or_else(editor::lines), Screen::Writer(Some(output)))
+        });
         let signals =
             if is_custom { Box::pin(futures_util::stream::pending()) } else { editor::interrupts() };
         let mut talk = Talk::new(self, Printer::new(screen, style));
         let ended = talk.follow(entries, signals).await;
-        let Talk { chat, printer, failed, .. } = talk;
+        let Talk { chat, mut printer, failed, .. } = talk;
         let is_open = chat.session.end().is_none();
         let saved = if is_open { chat.session.flush(Duration::from_secs(5)).await } else { Ok(()) };
         printer.close().await;
-        drop(mode);
         ended.and(saved)?;
         failed.filter(|_| chat.is_piped).map_or(Ok(()), Err)
     }

@@ -40,7 +40,8 @@ type CommandResult = Result<(), Box<dyn StdError + Send + Sync>>;
 impl Talk {
     /// Runs the command with this name.
     pub(super) async fn command(&mut self, name: &str, rest: &str) -> CommandResult {
-        if let Some(own) = self.chat.commands.iter_mut().find(|own| own.name == name) {
+        if let Some(own) = self.chat.commands.iter_mut().find(|own| own.usage.split(' ').next() == Some(name))
+        {
             let shown = (own.run)(rest.to_owned()).await?;
             if !shown.is_empty() {
                 self.printer.line(shown.trim_end());
@@ -52,7 +53,7 @@ impl Talk {
             "/help" => {
                 let mut help = HELP.to_owned();
                 for own in &self.chat.commands {
-                    help.push_str(&format!("{:<15} {}\n", own.name, own.help));
+                    help.push_str(&format!("{:<15} {}\n", own.usage, own.help));
                 }
                 self.printer.note(&format!("{help}{NOTES}"));
             }

@@ -4,8 +4,7 @@ use std::{
     io::Write,
     sync::{
         Arc,
-        atomic::{AtomicUsize, Ordering},
-        mpsc::Sender,
+        atomic::{AtomicBool, Ordering},
     },
     time::Duration,
 };
@@ -31,14 +30,13 @@ pub(super) enum Screen {
     Edited(EditedScreen),
 }
 
-/// The lines above the line that a person edits. Another thread writes them, because the terminal can block.
+/// The lines above the line that a person edits. The editor writes them.
 pub(super) struct EditedScreen {
-    /// Unbounded, because a runtime must not wait for a terminal. The text of a model limits it.
-    pub(super) lines: Sender<String>,
-    /// Reports that the thread has ended.
+    pub(super) show: Box<dyn Fn(String) + Send>,
+    /// Ends the editor.
+    pub(super) stop: Arc<AtomicBool>,
+    /// Reports that the editor has ended.
     pub(super) ended: oneshot::Receiver<()>,
-    /// The width of the terminal in columns.
-    pub(super) width: Arc<AtomicUsize>,
     /// The last line, which is not shown before it is complete.
     pub(super) partial: String,
 }
@@ -146,7 +144,7 @@ impl Printer {
         let line = format!("{text}\n");
         match &mut self.screen {
             // The text that is streamed stays together.
-            Screen::Edited(screen) => screen.send(line),
+            Screen::Edited(screen) => screen.show_lines(&line),
             Screen::Writer(_) => {
                 self.end_line();
                 self.put(&line);
@@ -176,11 +174,11 @@ impl Printer {
     }
 
     /// Waits until everything is shown.
-    pub(super) async fn close(self) {
-        if let Screen::Edited(EditedScreen { lines, ended, .. }) = self.screen {
-            drop(lines);
+    pub(super) async fn close(&mut self) {
+        if let Screen::Edited(screen) = &mut self.screen {
+            screen.stop.store(true, Ordering::Relaxed);
             // The terminal may be stopped.
-            let _ = tokio::time::timeout(Duration::from_secs(1), ended).await;
+            let _ = tokio::time::timeout(Duration::from_secs(1), &mut screen.ended).await;
         }
     }
 
@@ -220,25 +218,46 @@ impl Printer {
 }
 
 impl EditedScreen {
-    fn send(&self, lines: String) {
-        // Without the thread, nobody can read the output.
-        let _ = self.lines.send(lines);
-    }
-
-    /// Shows the complete lines. A line that is wider than the terminal is broken between words.
+    /// Shows the complete lines.
     fn put(&mut self, text: &str) {
         self.partial.push_str(text);
         if let Some(end) = self.partial.rfind('\n') {
-            let lines = self.partial.drain(..=end).collect();
-            self.send(lines);
+            let lines: String = self.partial.drain(..=end).collect();
+            self.show_lines(&lines);
         }
-        while let Some((end, style)) = break_of(&self.partial, self.width.load(Ordering::Relaxed)) {
-            let rest = self.partial.split_off(end);
-            let line =
-                std::mem::replace(&mut self.partial, format!("{style}{}", rest.trim_start_matches(' ')));
-            self.send(format!("{line}\x1b[0m\n"));
+        let (rows, last) = rows_of(&self.partial);
+        self.partial = last;
+        if !rows.is_empty() {
+            (self.show)(rows.join("\n"));
         }
     }
+
+    fn show_lines(&self, lines: &str) {
+        let rows = lines.lines().flat_map(|line| {
+            let (mut rows, last) = rows_of(line);
+            rows.push(last);
+            rows
+        });
+        (self.show)(rows.collect::<Vec<_>>().join("\n"));
+    }
+}
+
+impl Drop for EditedScreen {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+    }
+}
+
+/// Breaks a line that is wider than the terminal, between words. Returns the complete rows and the last one.
+fn rows_of(line: &str) -> (Vec<String>, String) {
+    let width = crossterm::terminal::size().map_or(80, |(columns, _)| usize::from(columns).max(8));
+    let (mut rows, mut rest) = (Vec::new(), line.to_owned());
+    while let Some((end, style)) = break_of(&rest, width) {
+        let reset = if style.is_empty() { "" } else { "\x1b[0m" };
+        rows.push(format!("{}{reset}", &rest[..end]));
+        rest = format!("{style}{}", rest[end..].trim_start_matches(' '));
+    }
+    (rows, rest)
 }
 
 /// Returns where a line that is wider than `width` is broken, and the styles that are active there.

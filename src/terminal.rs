@@ -25,10 +25,11 @@
 //! the input (Ctrl-D), the chat waits for the run in flight and rejects the tool uses that wait for a decision. If nobody
 //! reads the output any more, the chat ends without an error.
 //!
-//! **Terminals.** If the standard input and output are a terminal, the line is edited, with a history, and the output
-//! appears above the line, each line when it is complete. Otherwise the text appears as it arrives. If the input is not a
-//! terminal, a line is read when the answer to the previous one is complete. The control characters in the texts of models
-//! and tools are replaced, so that these texts cannot control the terminal.
+//! **Terminals.** If the standard input and output are a terminal, lines are edited, with a history. While an answer
+//! streams, a line is typed without the editor, and appears in the middle of the answer. If somebody else starts a run or
+//! decides while a line is edited, the output replaces the line on the screen, and the next key shows the line again. If
+//! the input is not a terminal, a line is read when the answer to the previous one is complete. The control characters in
+//! the texts of models and tools are replaced, so that these texts cannot control the terminal.
 
 mod commands;
 mod editor;
@@ -48,11 +49,7 @@ use std::{
 
 use futures_core::Stream;
 
-use self::{
-    editor::Entries,
-    printer::{Printer, Screen},
-    talk::Talk,
-};
+use self::{editor::Entries, printer::Printer, talk::Talk};
 use crate::{
     run::{Error, Prompt},
     session::Session,
@@ -215,22 +212,22 @@ impl Chat {
         let is_styled = is_terminal && env::var_os("NO_COLOR").is_none();
         let style = self.style.unwrap_or(if is_styled { Style::Ansi } else { Style::Plain });
         let edited = match is_terminal && !is_custom {
-            true => editor::edited(commands::questions(&self.session.tree().await?), style == Style::Ansi),
+            true => editor::edited(commands::questions(&self.session.tree().await?)),
             false => None,
         };
         self.is_piped |= !is_custom && !io::stdin().is_terminal();
-        let (entries, screen) = edited.unwrap_or_else(|| {
-            let output = output.unwrap_or_else(|| Box::new(io::stdout()));
-            (input.unwrap_or_else(editor::lines), Screen::Writer(Some(output)))
-        });
+        let (entries, editor) = match edited {
+            Some((entries, editor)) => (entries, Some(editor)),
+            None => (input.unwrap_or_else(editor::lines), None),
+        };
         let signals =
             if is_custom { Box::pin(futures_util::stream::pending()) } else { editor::interrupts() };
-        let mut talk = Talk::new(self, Printer::new(screen, style));
+        let output = output.unwrap_or_else(|| Box::new(io::stdout()));
+        let mut talk = Talk::new(self, Printer::new(output, editor, style));
         let ended = talk.follow(entries, signals).await;
-        let Talk { chat, mut printer, failed, .. } = talk;
+        let Talk { chat, failed, .. } = talk;
         let is_open = chat.session.end().is_none();
         let saved = if is_open { chat.session.flush(Duration::from_secs(5)).await } else { Ok(()) };
-        printer.close().await;
         ended.and(saved)?;
         failed.filter(|_| chat.is_piped).map_or(Ok(()), Err)
     }

@@ -1,38 +1,26 @@
 //! The standard streams of the process: a line editor if both are a terminal, or plain lines.
+//!
+//! The editor reads while the chat waits for a person. While an answer streams, the terminal reads the lines itself, so
+//! that the answer can be written as it arrives, and the editor never draws over it.
 
 use std::{
-    borrow::Cow,
-    env,
-    io::{self, BufRead, IsTerminal, Write},
+    io::{self, BufRead, IsTerminal, PipeReader, PipeWriter, Read, Write},
     pin::Pin,
     sync::{
-        Arc,
+        Arc, Mutex,
         atomic::{AtomicBool, Ordering},
         mpsc,
     },
     thread,
-    time::Duration,
 };
 
 use futures_core::Stream;
 use futures_util::stream;
-use reedline::{
-    ExternalPrinter, FileBackedHistory, History, HistoryItem, Prompt, PromptEditMode, PromptHistorySearch,
-    Reedline, Signal,
-};
-use tokio::sync::{mpsc as channel, oneshot};
+use rustyline::{Config, DefaultEditor, error::ReadlineError, history::History as _};
+use tokio::sync::mpsc as channel;
 
-use super::{
-    Entry,
-    printer::{EditedScreen, Screen},
-};
-
-/// The number of texts that can wait for the editor. A chat shows fewer between two lines, so it never waits for an editor
-/// that does not read.
-const TEXTS: usize = 4096;
-
-/// The time after which the editor shows a text at the latest.
-const POLL: Duration = Duration::from_millis(30);
+use super::Entry;
+use crate::sync::lock;
 
 /// The entries of a person or a pipe.
 pub(super) type Entries = Pin<Box<dyn Stream<Item = Entry> + Send>>;
@@ -62,89 +50,133 @@ pub(super) fn interrupts() -> Entries {
     Box::pin(stream::unfold((), next))
 }
 
-/// Starts a line editor on the terminal, with these lines as its history. It reads a line when the stream is read, and
-/// shows the prompt until then. Returns `None` if a standard stream is not a terminal, or if the terminal can't edit.
-pub(super) fn edited(history: impl Iterator<Item = String>, is_styled: bool) -> Option<(Entries, Screen)> {
-    let is_dumb = env::var_os("TERM").is_some_and(|name| name == "dumb");
-    if is_dumb || !(io::stdin().is_terminal() && io::stdout().is_terminal()) {
+/// What the editor shares with the printer.
+pub(super) struct Editor {
+    /// The prompt for the next line. `None` while the chat does not wait for one.
+    prompt: Mutex<Option<String>>,
+    is_reading: AtomicBool,
+    is_over: AtomicBool,
+    wake: Mutex<PipeWriter>,
+    /// The mode of the terminal before the editor has changed it.
+    #[cfg(unix)]
+    mode: Option<rustix::termios::Termios>,
+}
+
+impl Editor {
+    /// Sets the prompt. Returns whether the editor shows an older one.
+    pub(super) fn set_prompt(&self, prompt: Option<String>) -> bool {
+        let is_shown = prompt.is_some();
+        if std::mem::replace(&mut *lock(&self.prompt), prompt).is_none() && is_shown {
+            self.wake();
+        }
+        self.is_reading()
+    }
+
+    /// Returns whether the line on the screen is that of the editor.
+    pub(super) fn is_reading(&self) -> bool {
+        self.is_reading.load(Ordering::Relaxed)
+    }
+
+    /// Ends the editor. If it still waits for a line, restores the mode of the terminal.
+    pub(super) fn end(&self) {
+        self.is_over.store(true, Ordering::Relaxed);
+        self.wake();
+        #[cfg(unix)]
+        if let Some(mode) = self.mode.as_ref().filter(|_| self.is_reading()) {
+            // A terminal that is gone has no mode.
+            let _ = rustix::termios::tcsetattr(io::stdin(), rustix::termios::OptionalActions::Drain, mode);
+        }
+    }
+
+    fn wake(&self) {
+        // Without a reader, the thread of the editor has ended.
+        let _ = lock(&self.wake).write(&[0]);
+    }
+
+    /// Reads the next entry. Returns `None` at the end of the input.
+    fn read(&self, editor: &mut DefaultEditor, wakes: &mut PipeReader) -> Option<Entry> {
+        loop {
+            if self.is_over.load(Ordering::Relaxed) {
+                return None;
+            }
+            let prompt = lock(&self.prompt).clone();
+            let Some(prompt) = prompt else {
+                match typed(wakes) {
+                    Some(line) => return line.map(Entry::Line),
+                    None => continue,
+                }
+            };
+            self.is_reading.store(true, Ordering::Relaxed);
+            let line = editor.readline(&prompt);
+            self.is_reading.store(false, Ordering::Relaxed);
+            return match line {
+                Ok(line) => Some(Entry::Line(line)),
+                Err(ReadlineError::Interrupted) => Some(Entry::Interrupt),
+                Err(_) => None,
+            };
+        }
+    }
+}
+
+/// Waits until the terminal has read a line, or until something has changed. Returns `None` in the second case, and
+/// `Some(None)` at the end of the input.
+fn typed(wakes: &mut PipeReader) -> Option<Option<String>> {
+    #[cfg(unix)]
+    {
+        use rustix::event::{PollFd, PollFlags, poll};
+        let stdin = io::stdin();
+        let mut ready = [PollFd::new(&stdin, PollFlags::IN), PollFd::new(wakes, PollFlags::IN)];
+        let has_line = poll(&mut ready, None).is_ok() && !ready[0].revents().is_empty();
+        if has_line {
+            // The terminal returns one line at a time, of at most this length.
+            let mut bytes = [0; 4096];
+            let count = rustix::io::read(&stdin, &mut bytes).unwrap_or(0);
+            let line = String::from_utf8_lossy(&bytes[..count]).trim_end().to_owned();
+            return Some((count > 0).then_some(line));
+        }
+        if ready[1].revents().is_empty() {
+            return None;
+        }
+    }
+    // On other systems, the editor reads the lines that were typed in the meantime.
+    let _ = wakes.read(&mut [0; 64]);
+    None
+}
+
+/// Starts a line editor on the terminal, with these lines as its history. It reads when the stream is read. Returns `None`
+/// if a standard stream is not a terminal.
+pub(super) fn edited(history: impl Iterator<Item = String>) -> Option<(Entries, Arc<Editor>)> {
+    if !(io::stdin().is_terminal() && io::stdout().is_terminal()) {
         return None;
     }
-    let mut past = FileBackedHistory::new(1000).ok()?;
+    let mut lines = DefaultEditor::with_config(Config::builder().auto_add_history(true).build()).ok()?;
     for line in history {
-        past.save(HistoryItem::from_command_line(line)).ok()?;
+        // Without the line, the editor works nevertheless.
+        let _ = lines.history_mut().add(&line);
     }
-    let (printer, stop) = (ExternalPrinter::new(TEXTS), Arc::new(AtomicBool::new(false)));
-    let mut editor = Reedline::create()
-        .with_history(Box::new(past))
-        .with_ansi_colors(is_styled)
-        .with_external_printer(printer.clone())
-        .with_poll_interval(POLL)
-        .with_break_signal(Arc::clone(&stop))
-        .use_bracketed_paste(true);
+    let (mut wakes, wake) = io::pipe().ok()?;
+    let editor = Arc::new(Editor {
+        prompt: Mutex::new(None),
+        is_reading: AtomicBool::new(false),
+        is_over: AtomicBool::new(false),
+        wake: Mutex::new(wake),
+        #[cfg(unix)]
+        mode: rustix::termios::tcgetattr(io::stdin()).ok(),
+    });
     let (read, reads) = mpsc::channel();
     let (sender, entries) = channel::channel(1);
-    let (ends, ended) = oneshot::channel();
-    let (texts, is_over) = (printer.sender(), Arc::clone(&stop));
+    let shared = Arc::clone(&editor);
     thread::spawn(move || {
-        let mut is_broken = false;
-        while let Ok(()) = reads.recv() {
-            let entry = match editor.read_line(&Arrow) {
-                Ok(Signal::Success(line)) => Entry::Line(line),
-                Ok(Signal::CtrlC) => Entry::Interrupt,
-                // The editor has consumed the signal.
-                Ok(Signal::ExternalBreak(_)) => {
-                    is_broken = true;
-                    break;
-                }
-                _ => break,
-            };
-            if sender.blocking_send(entry).is_err() {
-                break;
-            }
-        }
-        drop(sender);
-        // The chat continues until the end of its run.
-        let (texts, mut out) = (printer.receiver(), io::stdout());
-        while !texts.is_empty() || !(is_broken || is_over.load(Ordering::Relaxed)) {
-            if let Ok(text) = texts.recv_timeout(POLL) {
-                // A terminal that is gone shows nothing.
-                let _ = writeln!(out, "{text}");
-            }
-        }
-        let _ = ends.send(());
+        while let Ok(()) = reads.recv()
+            && let Some(entry) = shared.read(&mut lines, &mut wakes)
+            && sender.blocking_send(entry).is_ok()
+        {}
     });
     let entries = stream::unfold((read, entries), |(read, mut entries)| async {
-        // After the end of the input, the thread reads no more.
+        // After the end of the input, the thread has ended too.
         let _ = read.send(());
         let entry = entries.recv().await?;
         Some((entry, (read, entries)))
     });
-    // After the end of the thread, nobody can read the text.
-    let show = Box::new(move |text| drop(texts.send(text)));
-    Some((Box::pin(entries), Screen::Edited(EditedScreen { show, stop, ended, partial: String::new() })))
-}
-
-/// The prompt of the editor.
-struct Arrow;
-
-impl Prompt for Arrow {
-    fn render_prompt_left(&self) -> Cow<'_, str> {
-        "".into()
-    }
-
-    fn render_prompt_right(&self) -> Cow<'_, str> {
-        "".into()
-    }
-
-    fn render_prompt_indicator(&self, _: PromptEditMode) -> Cow<'_, str> {
-        "> ".into()
-    }
-
-    fn render_prompt_multiline_indicator(&self) -> Cow<'_, str> {
-        "  ".into()
-    }
-
-    fn render_prompt_history_search_indicator(&self, search: PromptHistorySearch) -> Cow<'_, str> {
-        format!("(search: {}) ", search.term).into()
-    }
+    Some((Box::pin(entries), editor))
 }

@@ -1,18 +1,8 @@
 //! Shows texts and the events of an agent.
 
-use std::{
-    io::Write,
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering},
-    },
-    time::Duration,
-};
+use std::{io::Write, sync::Arc, time::Duration};
 
-use tokio::sync::oneshot;
-use unicode_width::UnicodeWidthChar;
-
-use super::{Style, markdown::Markdown};
+use super::{Style, editor::Editor, markdown::Markdown};
 use crate::{
     agent::Event,
     error_chain,
@@ -22,28 +12,11 @@ use crate::{
     tool::Decision,
 };
 
-/// The place where a chat writes.
-pub(super) enum Screen {
-    /// A pipe, or a terminal without line editing. Nothing more is written after an error.
-    Writer(Option<Box<dyn Write + Send>>),
-    /// A terminal on which a person edits a line.
-    Edited(EditedScreen),
-}
-
-/// The lines above the line that a person edits. The editor writes them.
-pub(super) struct EditedScreen {
-    pub(super) show: Box<dyn Fn(String) + Send>,
-    /// Ends the editor.
-    pub(super) stop: Arc<AtomicBool>,
-    /// Reports that the editor has ended.
-    pub(super) ended: oneshot::Receiver<()>,
-    /// The last line, which is not shown before it is complete.
-    pub(super) partial: String,
-}
-
 /// A printer that shows events as they arrive. It replaces the control characters of all texts.
 pub(super) struct Printer {
-    screen: Screen,
+    /// `None` after an error.
+    out: Option<Box<dyn Write + Send>>,
+    editor: Option<Arc<Editor>>,
     style: Style,
     /// Whether the current line has text.
     in_line: bool,
@@ -55,14 +28,14 @@ pub(super) struct Printer {
 }
 
 impl Printer {
-    pub(super) fn new(screen: Screen, style: Style) -> Self {
+    pub(super) fn new(out: Box<dyn Write + Send>, editor: Option<Arc<Editor>>, style: Style) -> Self {
         let (markdown, rejected) = (Markdown::default(), Vec::new());
-        Self { screen, style, in_line: false, markdown, asked: None, rejected }
+        Self { out: Some(out), editor, style, in_line: false, markdown, asked: None, rejected }
     }
 
     /// Returns whether nobody reads the output any more.
     pub(super) fn is_closed(&self) -> bool {
-        matches!(self.screen, Screen::Writer(None))
+        self.out.is_none()
     }
 
     /// Shows one event. Skips events that are not useful to the user, and the end of a run, which the caller shows.
@@ -141,45 +114,27 @@ impl Printer {
     }
 
     fn show_line(&mut self, text: &str) {
-        let line = format!("{text}\n");
-        match &mut self.screen {
-            // The text that is streamed stays together.
-            Screen::Edited(screen) => screen.show_lines(&line),
-            Screen::Writer(_) => {
-                self.end_line();
-                self.put(&line);
-            }
-        }
+        self.end_line();
+        self.put(&format!("{text}\n"));
     }
 
-    /// Shows the prompt for the next line. `question` is a question that the line answers.
+    /// Shows the prompt for the next line, unless it is shown. `question` is a question that the line answers.
     pub(super) fn ask(&mut self, question: Option<&str>) {
-        let prompt = question.unwrap_or("> ");
-        if self.asked.as_deref() == Some(prompt) {
-            return;
-        }
-        if let Screen::Writer(_) = self.screen {
+        let prompt = harmless(question.unwrap_or("> "));
+        if self.asked.as_ref() != Some(&prompt) {
             self.end_line();
-            self.put(&harmless(prompt));
-        } else if question.is_some() {
-            // The editor shows its own prompt.
-            self.line(prompt);
+            // The editor shows its own prompt, unless it has begun with another one.
+            if self.editor.as_ref().is_none_or(|editor| editor.set_prompt(Some(prompt.clone()))) {
+                self.put(&prompt);
+            }
+            self.asked = Some(prompt);
         }
-        self.asked = Some(prompt.to_owned());
     }
 
-    /// Notes that a line was entered at the prompt, so that the prompt is shown again.
+    /// Notes that a line was entered at the prompt.
     pub(super) fn entered(&mut self) {
         self.asked = None;
-    }
-
-    /// Waits until everything is shown.
-    pub(super) async fn close(&mut self) {
-        if let Screen::Edited(screen) = &mut self.screen {
-            screen.stop.store(true, Ordering::Relaxed);
-            // The terminal may be stopped.
-            let _ = tokio::time::timeout(Duration::from_secs(1), &mut screen.ended).await;
-        }
+        self.editor.as_ref().map(|editor| editor.set_prompt(None));
     }
 
     fn dim(&self, text: &str) -> String {
@@ -201,89 +156,27 @@ impl Printer {
 
     /// Ends the line that has text, or the prompt.
     fn end_line(&mut self) {
-        let is_prompt = matches!(self.screen, Screen::Writer(_)) && self.asked.take().is_some();
-        if std::mem::take(&mut self.in_line) || is_prompt {
+        let is_edited = self.editor.as_ref().is_some_and(|editor| editor.is_reading());
+        let is_prompt = self.asked.take().is_some() && (is_edited || self.editor.is_none());
+        if std::mem::take(&mut self.in_line) {
             self.put("\n");
+        } else if is_prompt {
+            // The editor redraws its line with the next key.
+            self.put(if is_edited { "\r\x1b[J" } else { "\n" });
         }
     }
 
     fn put(&mut self, text: &str) {
-        match &mut self.screen {
-            Screen::Edited(screen) => screen.put(text),
-            Screen::Writer(writer) => {
-                writer.take_if(|out| out.write_all(text.as_bytes()).and_then(|()| out.flush()).is_err());
-            }
-        }
+        self.out.take_if(|out| out.write_all(text.as_bytes()).and_then(|()| out.flush()).is_err());
     }
 }
 
-impl EditedScreen {
-    /// Shows the complete lines.
-    fn put(&mut self, text: &str) {
-        self.partial.push_str(text);
-        if let Some(end) = self.partial.rfind('\n') {
-            let lines: String = self.partial.drain(..=end).collect();
-            self.show_lines(&lines);
-        }
-        let (rows, last) = rows_of(&self.partial);
-        self.partial = last;
-        if !rows.is_empty() {
-            (self.show)(rows.join("\n"));
-        }
-    }
-
-    fn show_lines(&self, lines: &str) {
-        let rows = lines.lines().flat_map(|line| {
-            let (mut rows, last) = rows_of(line);
-            rows.push(last);
-            rows
-        });
-        (self.show)(rows.collect::<Vec<_>>().join("\n"));
-    }
-}
-
-impl Drop for EditedScreen {
+impl Drop for Printer {
     fn drop(&mut self) {
-        self.stop.store(true, Ordering::Relaxed);
-    }
-}
-
-/// Breaks a line that is wider than the terminal, between words. Returns the complete rows and the last one.
-fn rows_of(line: &str) -> (Vec<String>, String) {
-    let width = crossterm::terminal::size().map_or(80, |(columns, _)| usize::from(columns).max(8));
-    let (mut rows, mut rest) = (Vec::new(), line.to_owned());
-    while let Some((end, style)) = break_of(&rest, width) {
-        let reset = if style.is_empty() { "" } else { "\x1b[0m" };
-        rows.push(format!("{}{reset}", &rest[..end]));
-        rest = format!("{style}{}", rest[end..].trim_start_matches(' '));
-    }
-    (rows, rest)
-}
-
-/// Returns where a line that is wider than `width` is broken, and the styles that are active there.
-fn break_of(line: &str, width: usize) -> Option<(usize, String)> {
-    let (mut column, mut last, mut style) = (0, None, String::new());
-    let mut rest = line.char_indices();
-    while let Some((at, letter)) = rest.next() {
-        if letter == '\x1b' {
-            // Only the styles of this module contain this character.
-            let end = at + line[at..].find('m')? + 1;
-            match &line[at..end] {
-                "\x1b[0m" => style.clear(),
-                own => style.push_str(own),
-            }
-            rest.by_ref().take_while(|(_, letter)| *letter != 'm').for_each(drop);
-            continue;
-        }
-        column += letter.width().unwrap_or(0);
-        if column > width {
-            return Some(last.unwrap_or((at, style)));
-        }
-        if letter == ' ' {
-            last = Some((at + 1, style.clone()));
+        if let Some(editor) = &self.editor {
+            editor.end();
         }
     }
-    None
 }
 
 /// Returns the text without characters that could take control of the terminal or hide a part of the text.

@@ -65,11 +65,12 @@ pub(super) struct Editor {
 impl Editor {
     /// Sets the prompt. Returns whether the editor shows an older one.
     pub(super) fn set_prompt(&self, prompt: Option<String>) -> bool {
-        let is_shown = prompt.is_some();
-        if std::mem::replace(&mut *lock(&self.prompt), prompt).is_none() && is_shown {
+        let (is_reading, is_wanted) = (self.is_reading(), prompt.is_some());
+        let is_new = std::mem::replace(&mut *lock(&self.prompt), prompt).is_none() && is_wanted;
+        if is_new {
             self.wake();
         }
-        self.is_reading()
+        is_reading && !is_new
     }
 
     /// Returns whether the line on the screen is that of the editor.

@@ -140,7 +140,7 @@ fn differing<'a, T>(
             }
         }
         (ChunkNode::Leaf(now), ChunkNode::Leaf(before)) if !Arc::ptr_eq(now, before) => {
-            visit(first, now, before)
+            visit(first, now, before);
         }
         _ => {}
     }

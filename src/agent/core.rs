@@ -230,7 +230,7 @@ impl AgentCore {
         match &mut self.phase {
             AgentPhase::InTurn { turn, .. } => turn.recorded = true,
             AgentPhase::Noticing { then: EventContinuation::Continue(between), .. } => {
-                between.recorded = true
+                between.recorded = true;
             }
             AgentPhase::Idle | AgentPhase::Noticing { .. } => {}
         }

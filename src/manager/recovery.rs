@@ -470,7 +470,7 @@ impl ManagerShared {
                 recovered.opened.push(turn.id);
             }
             Some(Ok((turn, RecoverySweepOutcome::Failed(error)))) => {
-                self.failed(turn, error, attempts, recovered)
+                self.failed(turn, error, attempts, recovered);
             }
             Some(Ok((_, RecoverySweepOutcome::Skipped)) | Err(_)) | None => {}
         }

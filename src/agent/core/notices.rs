@@ -76,7 +76,7 @@ impl AgentCore {
         match std::mem::take(&mut self.phase) {
             AgentPhase::Noticing { then: EventContinuation::Rest, .. } => self.settle(cx),
             AgentPhase::Noticing { then: EventContinuation::Continue(between), .. } => {
-                self.continue_run(between, cx)
+                self.continue_run(between, cx);
             }
             AgentPhase::InTurn { turn, .. } => self.prepare(turn, cx),
             AgentPhase::Idle => {

@@ -265,7 +265,7 @@ impl AgentCore {
             let (tool_use, decision) = (decided.tool_use_id.clone(), decided.decision.clone());
             match stage {
                 AgentTurnStage::Streaming { question, .. } => {
-                    (*question, to_provider) = (None, Some(decision))
+                    (*question, to_provider) = (None, Some(decision));
                 }
                 AgentTurnStage::Paused { tools } => tools.decide(&tool_use, decision, own),
                 AgentTurnStage::Executing { slots, questions } => {

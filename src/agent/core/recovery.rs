@@ -52,7 +52,7 @@ impl AgentCore {
         let op = self.next_op();
         match &mut self.phase {
             AgentPhase::InTurn { op: awaited, .. } | AgentPhase::Noticing { op: awaited, .. } => {
-                *awaited = op
+                *awaited = op;
             }
             AgentPhase::Idle => {}
         }
@@ -121,7 +121,7 @@ impl AgentCore {
         }
         match std::mem::take(&mut self.phase) {
             AgentPhase::Noticing { then: EventContinuation::Continue(between), .. } => {
-                self.continue_run(between, cx)
+                self.continue_run(between, cx);
             }
             AgentPhase::InTurn { turn, stage: AgentTurnStage::Recovering(recovering), .. } => {
                 self.continue_turn(turn, *recovering, recovery, provider, cx);

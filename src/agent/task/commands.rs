@@ -102,7 +102,7 @@ impl AgentTask {
             }
             AgentCommand::Position(reply) => drop(reply.send(self.position())),
             AgentCommand::Change(at, history, erases, reply) => {
-                drop(reply.send(self.change(at, history, erases)))
+                drop(reply.send(self.change(at, history, erases)));
             }
             AgentCommand::Begin(at, base, opening, asker, caller, reply) => {
                 let _ = reply.send(self.begin(at, base, opening, asker, caller));

@@ -476,7 +476,7 @@ impl AiSdkStreamedResponse {
         self.writer.step_end();
         match outcome {
             RunOutcome::Stopped { stop_reason } => {
-                self.state = AiSdkStreamState::Finishing(stop_reason.clone())
+                self.state = AiSdkStreamState::Finishing(stop_reason.clone());
             }
             RunOutcome::Cancelled => self.discarded("The run was cancelled."),
             RunOutcome::Discarded => self.discarded("The run was discarded."),

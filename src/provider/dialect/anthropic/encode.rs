@@ -119,7 +119,7 @@ impl AnthropicEncoder<'_> {
                 _ if thinking == Thinking::None => {}
                 AnthropicThinkingOff::Disabled => self.out.set("thinking", json!({"type": "disabled"})),
                 AnthropicThinkingOff::BetweenTools => {
-                    self.out.set("thinking", json!({"type": "between_tools"}))
+                    self.out.set("thinking", json!({"type": "between_tools"}));
                 }
                 AnthropicThinkingOff::Never => {
                     decided.effort = Some("low");

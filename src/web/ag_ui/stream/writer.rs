@@ -558,7 +558,7 @@ impl AgUiWriter {
             RunOutcome::Failed { .. } if is_kept => self.list(),
             // The client keeps the messages, so that its user can send the prompt again.
             RunOutcome::Failed { .. } | RunOutcome::Abandoned if !is_kept => {
-                self.list = AgUiMessagesToSend::None
+                self.list = AgUiMessagesToSend::None;
             }
             _ => {}
         }

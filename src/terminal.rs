@@ -211,9 +211,10 @@ impl Chat {
         let (is_custom, is_terminal) = (input.is_some(), io::stdout().is_terminal() && output.is_none());
         let is_styled = is_terminal && env::var_os("NO_COLOR").is_none();
         let style = self.style.unwrap_or(if is_styled { Style::Ansi } else { Style::Plain });
-        let edited = match is_terminal && !is_custom {
-            true => editor::edited(commands::questions(&self.session.tree().await?)),
-            false => None,
+        let edited = if is_terminal && !is_custom {
+            editor::edited(commands::questions(&self.session.tree().await?))
+        } else {
+            None
         };
         self.is_piped |= !is_custom && !io::stdin().is_terminal();
         let (entries, editor) = match edited {

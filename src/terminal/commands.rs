@@ -1,6 +1,6 @@
 //! The commands of a chat.
 
-use std::error::Error as StdError;
+use std::{error::Error as StdError, fmt::Write as _};
 
 use super::{
     printer::{first_words, total_line},
@@ -53,7 +53,7 @@ impl Talk {
             "/help" => {
                 let mut help = HELP.to_owned();
                 for own in &self.chat.commands {
-                    help.push_str(&format!("{:<15} {}\n", own.usage, own.help));
+                    let _ = writeln!(help, "{:<15} {}", own.usage, own.help);
                 }
                 self.printer.note(&format!("{help}{NOTES}"));
             }
@@ -129,7 +129,7 @@ impl Talk {
     async fn show_tools(&mut self) -> CommandResult {
         let state = self.chat.session.state().await?;
         let mut shown = None;
-        for tool in state.config().tools.iter() {
+        for tool in &state.config().tools {
             let server = tool.name().split_once("__").map_or("this chat", |(server, _)| server);
             if shown != Some(server) {
                 self.printer.line(server);

@@ -103,8 +103,9 @@ impl Editor {
             let prompt = lock(&self.prompt).clone();
             let Some(prompt) = prompt else {
                 match typed(wakes) {
-                    Some(line) => return line.map(Entry::Line),
-                    None => continue,
+                    Typed::Line(line) => return Some(Entry::Line(line)),
+                    Typed::End => return None,
+                    Typed::Nothing => continue,
                 }
             };
             self.is_reading.store(true, Ordering::Relaxed);
@@ -119,9 +120,17 @@ impl Editor {
     }
 }
 
-/// Waits until the terminal has read a line, or until something has changed. Returns `None` in the second case, and
-/// `Some(None)` at the end of the input.
-fn typed(wakes: &mut PipeReader) -> Option<Option<String>> {
+/// What the terminal has read without the editor.
+#[cfg_attr(not(unix), expect(dead_code, reason = "only Unix can wait for a line and a wake"))]
+enum Typed {
+    Line(String),
+    End,
+    /// Something else has changed.
+    Nothing,
+}
+
+/// Waits until the terminal has read a line, or until something else has changed.
+fn typed(wakes: &mut PipeReader) -> Typed {
     #[cfg(unix)]
     {
         use rustix::event::{PollFd, PollFlags, poll};
@@ -133,15 +142,15 @@ fn typed(wakes: &mut PipeReader) -> Option<Option<String>> {
             let mut bytes = [0; 4096];
             let count = rustix::io::read(&stdin, &mut bytes).unwrap_or(0);
             let line = String::from_utf8_lossy(&bytes[..count]).trim_end().to_owned();
-            return Some((count > 0).then_some(line));
+            return if count > 0 { Typed::Line(line) } else { Typed::End };
         }
         if ready[1].revents().is_empty() {
-            return None;
+            return Typed::Nothing;
         }
     }
     // On other systems, the editor reads the lines that were typed in the meantime.
     let _ = wakes.read(&mut [0; 64]);
-    None
+    Typed::Nothing
 }
 
 /// Starts a line editor on the terminal, with these lines as its history. It reads when the stream is read. Returns `None`

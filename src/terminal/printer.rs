@@ -46,7 +46,7 @@ impl Printer {
                 let text = self.dim(&harmless(delta));
                 self.write(&text);
             }
-            Event::TextEnd { .. } | Event::ThinkingEnd { .. } => self.end_text(),
+            Event::TextEnd { .. } | Event::ThinkingEnd { .. } | Event::Error { .. } => self.end_text(),
             Event::ToolUseEnd { content, .. } => self.note(&format!("→ {} {}", content.name, content.input)),
             Event::ToolProgress { data, .. } => self.note(&format!("  … {}", clip(&data.to_string(), 400))),
             Event::Decided(decided) if matches!(decided.decision, Decision::Reject(_)) => {
@@ -79,7 +79,6 @@ impl Printer {
                 self.end_text();
                 self.note(&format!("[cancelled; {} messages discarded]", response.messages.len()));
             }
-            Event::Error { .. } => self.end_text(),
             _ => {}
         }
     }
@@ -236,13 +235,10 @@ fn compaction_line(message: &Message) -> String {
 fn usage_line(response: &Response) -> String {
     let (usage, model, stop) = (response.usage, &response.model, &response.stop_reason);
     let cached = if usage.cache_read > 0 { format!(" ({} cached)", usage.cache_read) } else { String::new() };
-    match usage.total() {
-        // Most services report the usage at the end of a response. If a response was interrupted, this report is
-        // missing.
-        0 => format!("[{model}: {stop}]"),
-        _ => {
-            let cost = cost(usage.cost);
-            format!("[{model}: {} tokens in{cached}, {} out{cost}; {stop}]", usage.prompt(), usage.output)
-        }
+    // Most services report the usage at the end of a response. If a response was interrupted, this report is missing.
+    if usage.total() == 0 {
+        return format!("[{model}: {stop}]");
     }
+    let (prompt, output, cost) = (usage.prompt(), usage.output, cost(usage.cost));
+    format!("[{model}: {prompt} tokens in{cached}, {output} out{cost}; {stop}]")
 }

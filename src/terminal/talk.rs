@@ -230,7 +230,7 @@ impl Talk {
                 self.failed = None;
                 match response.stop_reason {
                     StopReason::Interrupted => {
-                        self.printer.note("[interrupted; the response so far is kept]")
+                        self.printer.note("[interrupted; the response so far is kept]");
                     }
                     StopReason::MaxSteps => {
                         self.printer.note("[stopped at the limit of requests; say \"continue\"]");

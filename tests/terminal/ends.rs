@@ -70,7 +70,7 @@ async fn second_interrupt_while_idle_ends_the_chat() {
 
 #[tokio::test(start_paused = true)]
 async fn end_of_the_input_waits_for_the_run() {
-    let session = scripted([Step::new().wait(Duration::from_secs(60)).then_text(["Late"]).stop()]).await;
+    let session = scripted([Step::new().wait(Duration::from_mins(1)).then_text(["Late"]).stop()]).await;
     let talk = Talk::start(&session);
     talk.type_line("Hi");
     let (ended, shown) = talk.end_input().await;
@@ -110,7 +110,7 @@ async fn closed_output_ends_the_chat_without_an_error() {
         let input = stream::iter([Entry::Line("Hi".to_owned())]);
         let input = futures_util::StreamExt::chain(input, stream::pending());
         let chat = Chat::new(&session).input(input).output(Closing(writes));
-        let ended = tokio::time::timeout(Duration::from_secs(60), chat.run()).await;
+        let ended = tokio::time::timeout(Duration::from_mins(1), chat.run()).await;
         // All writes up to the last word of the answer: the note on `/help`, the prompt, and three pieces.
         match ended {
             Ok(ended) => ended.unwrap(),

@@ -91,7 +91,7 @@ impl Talk {
         let read = self.read;
         let found = {
             let seen = self.shown.wait_for(|shown| shown[read..].contains(text));
-            timeout(Duration::from_secs(60), seen)
+            timeout(Duration::from_mins(1), seen)
                 .await
                 .ok()
                 .map(|seen| seen.unwrap()[read..].find(text).unwrap())
@@ -104,7 +104,7 @@ impl Talk {
 
     /// Waits for the end of the chat. Returns its result and everything that it has shown.
     pub(crate) async fn ended(self) -> (Result<(), Error>, String) {
-        let ended = timeout(Duration::from_secs(600), self.chat).await.expect("the chat does not end");
+        let ended = timeout(Duration::from_mins(10), self.chat).await.expect("the chat does not end");
         (ended.unwrap(), self.shown.borrow().clone())
     }
 

@@ -97,7 +97,7 @@ pub(super) fn read_page<T>(
     loop {
         match plan.next() {
             FilteredPageStep::Count(name, value, most) => {
-                plan.counted(counted(connection, name, value, most)?)
+                plan.counted(counted(connection, name, value, most)?);
             }
             FilteredPageStep::Read(candidates) => return read(candidates),
             FilteredPageStep::Walk => {

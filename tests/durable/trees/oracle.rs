@@ -4,12 +4,27 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use omni_agent::{
     agent::Durable,
-    message::{Role, Timestamp, ToolResult},
-    store::{Filter, Labels, MemoryStore, Page, Store, custom::Turns},
+    message::{Role, Timestamp, ToolResult, UsageSum},
+    store::{
+        Filter, Labels, MemoryStore, Page, Store,
+        custom::{Stored, Turns},
+    },
     tree::{Node, Tree},
 };
 
 use super::world::{Facts, TOKENS, World, prompt_of};
+
+/// The content of the conversations of a schedule.
+#[derive(Default)]
+struct Found {
+    /// The tool uses that have a sub-agent.
+    calls: BTreeSet<String>,
+    /// The requests with a row, and the conversations of the rows.
+    counted: BTreeMap<u64, String>,
+    rows: u64,
+    /// The prompts of which a budget has refused a request.
+    refused: BTreeSet<String>,
+}
 
 pub(crate) async fn check(world: &World, store: &MemoryStore) {
     let all = store.list(&Page::first(9_999).into()).await.unwrap();
@@ -21,60 +36,21 @@ pub(crate) async fn check(world: &World, store: &MemoryStore) {
         world.breach(format!("after the deletion, the store has {all:?}"));
     }
     let has_root = |root: &str| all.iter().any(|own| own.id.as_str() == root);
-    let (mut calls, mut counted, mut refused) = (BTreeSet::new(), BTreeMap::new(), BTreeSet::new());
-    let mut rows = 0;
-    let mut sum = 0;
+    let mut found = Found::default();
     for own in &all {
         let call = own.labels.get("omni.call");
-        let name = call.unwrap_or("root");
-        if call.is_some_and(|call| !calls.insert(call.to_owned())) {
-            world.breach(format!("{name} has two sub-agents"));
+        if call.is_some_and(|call| !found.calls.insert(call.to_owned())) {
+            world.breach(format!("{call:?} has two sub-agents"));
         }
         if call.is_some() && !own.labels.get("omni.root").is_some_and(has_root) {
-            world.breach(format!("{name} is stored without its root, with the labels {:?}", own.labels));
+            world.breach(format!("{call:?} is stored without its root, with the labels {:?}", own.labels));
         }
-        let stored = store.load(&own.id).await.unwrap();
-        let tree = Tree::hydrate(stored.nodes.clone(), stored.head, stored.cursors.clone()).unwrap();
-        if let Err(error) = tree.history().check() {
-            world.breach(format!("{name}: {error}"));
-        }
-        let texts: Vec<_> =
-            stored.nodes.iter().map(|node| (node.message().role, node.message().text())).collect();
-        if let Some(call) = call {
-            let prompts = texts.iter().filter(|(role, text)| *role == Role::User && text == call).count();
-            if prompts > 1 {
-                world.breach(format!("{name} has its prompt {prompts} times"));
-            }
-        }
-        let end = stored.last_run.as_ref().map(|end| format!("{:?}", end.outcome)).unwrap_or_default();
-        if end.contains("Budget")
-            && let Some(call) = call
-        {
-            refused.insert(prompt_of(call).to_owned());
-        }
-        for known in stored.last_run.iter().flat_map(|end| &end.prompts) {
-            // The ids of the root's prompts are the names of the prompts.
-            if call.is_none() && format!("{:?}", known.state).contains("Budget") {
-                refused.insert(known.id.as_str().to_owned());
-            }
-        }
-        let is_kept = world.shape.level == Durable::InFlight && !world.shape.has_limits();
-        if let Some(call) = call
-            && end.contains("Discarded")
-            && is_kept
-            && !world.facts().cut.contains(prompt_of(call))
-        {
-            world.breach(format!("the turn of {call} was discarded: {end}"));
-        }
-        let results = tree.nodes().map(Node::message).flat_map(|message| message.tool_results());
-        for result in results {
-            check_result(world, result);
-        }
+        check_conversation(world, call, &store.load(&own.id).await.unwrap(), &mut found);
+        let name = call.unwrap_or("root");
         for row in store.usage(&own.id, &Page::first(9_999)).await.unwrap() {
-            rows += 1;
+            found.rows += 1;
             let number = row.usage.reasoning;
-            sum += number;
-            if number > 0 && counted.insert(number, name.to_owned()).is_some() {
+            if number > 0 && found.counted.insert(number, name.to_owned()).is_some() {
                 world.breach(format!("request {number} is in two rows, the second time at {name}"));
             }
             if row.conversation.is_some() {
@@ -83,46 +59,81 @@ pub(crate) async fn check(world: &World, store: &MemoryStore) {
         }
     }
     check_tenant(world, &all.iter().map(|own| own.labels.clone()).collect::<Vec<_>>());
-    let facts = world.facts();
-    for (number, name) in &counted {
-        let request = usize::try_from(*number - 1).ok().and_then(|index| facts.requests.get(index));
-        let of_agent = |path: &str| if name == "root" { !path.contains('/') } else { path == name };
-        if request.is_none_or(|request| !of_agent(&request.path)) {
-            let words = format!("the row of {number} is in the ledger of {name}: {request:?}");
-            drop(facts);
-            return world.breach(words);
-        }
-    }
-    let mut breaches = budget_breaches(world, &facts, &counted, &refused);
-    let is_erased = |call: &&String| facts.erased.contains(prompt_of(call));
-    breaches.extend(calls.iter().filter(is_erased).map(|call| format!("{call} is stored, and was erased")));
-    drop(facts);
+    let used = store.used(&Filter::default(), Timestamp(0)..Timestamp(u64::MAX)).await.unwrap();
+    let breaches = {
+        let facts = world.facts();
+        let mut breaches = budget_breaches(world, &facts, &found);
+        breaches.extend(usage_breaches(&facts, &found, &used));
+        let erased = found.calls.iter().filter(|call| facts.erased.contains(prompt_of(call)));
+        breaches.extend(erased.map(|call| format!("{call} is stored, and was erased")));
+        breaches
+    };
     for breach in breaches {
         world.breach(breach);
     }
-    let used = store.used(&Filter::default(), Timestamp(0)..Timestamp(u64::MAX)).await.unwrap();
-    let used_sum: u64 = used.iter().map(|own| own.usage.reasoning).sum();
-    let used_rows: u64 = used.iter().map(|own| own.requests).sum();
-    let facts = world.facts();
-    let is_whole = !facts.has_deleted;
-    let made: u64 = (1..=facts.requests.len() as u64).sum();
-    let certain =
-        facts.requests.iter().zip(1..).filter(|(request, _)| !facts.crashed.contains(&request.life));
+}
+
+/// Checks the conversation of the root, or of the sub-agent of a call.
+fn check_conversation(world: &World, call: Option<&str>, stored: &Stored, found: &mut Found) {
+    let tree = Tree::hydrate(stored.nodes.clone(), stored.head, stored.cursors.clone()).unwrap();
+    if let Err(error) = tree.history().check() {
+        world.breach(format!("{call:?}: {error}"));
+    }
+    for result in tree.nodes().flat_map(|node| node.message().tool_results()) {
+        check_result(world, result);
+    }
+    let end = stored.last_run.as_ref().map(|end| format!("{:?}", end.outcome)).unwrap_or_default();
+    let Some(call) = call else {
+        // The ids of the root's prompts are the names of the prompts.
+        let known = stored.last_run.iter().flat_map(|end| &end.prompts);
+        let known = known.filter(|known| format!("{:?}", known.state).contains("Budget"));
+        return found.refused.extend(known.map(|known| known.id.as_str().to_owned()));
+    };
+    let messages = stored.nodes.iter().map(Node::message);
+    let prompts = messages.filter(|message| message.role == Role::User && message.text() == call).count();
+    if prompts > 1 {
+        world.breach(format!("{call} has its prompt {prompts} times"));
+    }
+    if end.contains("Budget") {
+        found.refused.insert(prompt_of(call).to_owned());
+    }
+    let is_kept = world.shape.level == Durable::InFlight && !world.shape.has_limits();
+    let is_cut = world.facts().cut.contains(prompt_of(call));
+    if end.contains("Discarded") && is_kept && !is_cut {
+        world.breach(format!("the turn of {call} was discarded: {end}"));
+    }
+}
+
+/// Compares the ledgers with the requests that the models have received.
+fn usage_breaches(facts: &Facts, found: &Found, used: &[UsageSum]) -> Vec<String> {
+    let mut breaches = Vec::new();
+    for (number, name) in &found.counted {
+        let request = usize::try_from(*number - 1).ok().and_then(|index| facts.requests.get(index));
+        let is_own = |path: &str| if name == "root" { !path.contains('/') } else { path == name };
+        if request.is_none_or(|request| !is_own(&request.path)) {
+            breaches.push(format!("the row of {number} is in the ledger of {name}: {request:?}"));
+        }
+    }
+    let sum: u64 = used.iter().map(|own| own.usage.reasoning).sum();
+    let rows: u64 = used.iter().map(|own| own.requests).sum();
+    let requests = || facts.requests.iter().zip(1..);
+    let made: u64 = requests().map(|(_, number)| number).sum();
+    // A process that has died may have lost the rows that it had not stored.
+    let certain = requests().filter(|(request, _)| !facts.crashed.contains(&request.life));
     let certain: u64 = certain.map(|(_, number)| number).sum();
-    let lacks: Vec<_> =
-        facts.requests.iter().zip(1..).filter(|(_, number)| !counted.contains_key(number)).collect();
-    let lacks = format!("{lacks:?}");
-    drop(facts);
-    let requests = world.facts().requests.len() as u64;
-    if used_rows > requests {
-        world.breach(format!("{used_rows} rows were stored for {requests} requests"));
+    if rows > facts.requests.len() as u64 || sum > made || sum < certain {
+        let lacks: Vec<_> = requests().filter(|(_, number)| !found.counted.contains_key(number)).collect();
+        breaches.push(format!(
+            "the sum of {rows} requests is {sum}, that of the models is {made}, of which {certain} is certain; no \
+             conversation has {lacks:?}"
+        ));
     }
-    if used_sum > made || used_sum < certain {
-        world.breach(format!("{used_sum} requests were used; the models had {made}, of which {certain} are certain; the stored rows lack {lacks}"));
+    // Sums of deleted conversations are kept.
+    let stored = (found.counted.keys().sum(), found.rows);
+    if sum < stored.0 || !facts.has_deleted && (sum, rows) != stored {
+        breaches.push(format!("the sum of {rows} requests is {sum}, and the rows have {stored:?}"));
     }
-    if used_sum < sum || is_whole && (used_sum, used_rows) != (sum, rows) {
-        world.breach(format!("{used_sum} in {used_rows} rows were used, and {sum} in {rows} are stored"));
-    }
+    breaches
 }
 
 /// Checks that the result of a tool use is the effect of the decision about it.
@@ -172,14 +183,9 @@ fn check_tenant(world: &World, all: &[Labels]) {
     }
 }
 
-/// Returns the prompts that have made more requests than their budget allows, and the requests that are in no ledger.
-fn budget_breaches(
-    world: &World,
-    facts: &Facts,
-    counted: &BTreeMap<u64, String>,
-    refused: &BTreeSet<String>,
-) -> Vec<String> {
-    let mut breaches = Vec::new();
+/// Returns the prompts whose requests do not fit their budgets.
+fn budget_breaches(world: &World, facts: &Facts, found: &Found) -> Vec<String> {
+    let (mut breaches, Found { counted, refused, .. }) = (Vec::new(), found);
     let known = |index: usize| counted.contains_key(&(index as u64 + 1));
     if let Some(most) = world.shape.budget {
         for (prompt, _) in &facts.prompts {

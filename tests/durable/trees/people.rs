@@ -7,6 +7,7 @@ use omni_agent::{
     agent::{Agent, Durable, Status},
     budget::Budget,
     manager::{Activity, ApprovalId, Manager, Shutdown, Sweep, Titles},
+    message::ToolUseId,
     run::{PendingUse, Prompt},
     session::Session,
     store::{ConversationId, Filter, MemoryStore, Owner, Page, Store, custom::Turns},
@@ -40,7 +41,7 @@ struct Seen {
 /// Where a decision is made.
 #[derive(Clone, Debug)]
 enum Way {
-    Session(ConversationId, PendingUse),
+    Session(ConversationId, ToolUseId),
     Store(ApprovalId),
 }
 
@@ -76,7 +77,7 @@ impl People {
             .titles(Titles::Off)
             .sweep(Sweep::off())
             .idle_shutdown(shape.idle)
-            .max_sub_agents(shape.max_sub_agents)
+            .max_sub_agents(shape.max_sub_agents(life.number))
             .starter(move |turn| {
                 if turn.id != of_starter.world.root() {
                     of_starter.world.breach(format!("the sweep opens {}", turn.id));
@@ -98,7 +99,7 @@ impl People {
         }
         for _ in 0..2 + dice.below(14) {
             sleep(dice.time(120)).await;
-            if self.world.is_broken() || self.step(&mut dice, &mut seen).await {
+            if self.world.is_broken() || Box::pin(self.step(&mut dice, &mut seen)).await {
                 return;
             }
         }
@@ -145,7 +146,7 @@ impl People {
 
     /// Ends the process in an orderly way.
     async fn leave(&self, hands_over: bool, dice: &mut Dice) {
-        let limits = Shutdown::within(Duration::from_secs(60)).with_grace(dice.time(200));
+        let limits = Shutdown::within(Duration::from_mins(1)).with_grace(dice.time(200));
         self.life.is_leaving.store(true, std::sync::atomic::Ordering::SeqCst);
         if hands_over && self.world.shape.level > Durable::Turns {
             // The requests in flight are sent again, and their usage is not known.
@@ -197,7 +198,7 @@ impl People {
         match dice.below(30) {
             0..7 => self.prompt(dice).await,
             7..9 => self.recover().await,
-            9..19 => self.decide(dice, seen).await,
+            9..19 => Box::pin(self.decide(dice, seen)).await,
             19..21 => self.mirror().await,
             21 => self.stop(dice).await,
             22 => {
@@ -360,7 +361,11 @@ impl People {
             for pause in self.pauses(&id).await {
                 let is_question =
                     pause.is_question() || pause.sub_agent.as_ref().is_some_and(|own| own.is_question);
-                waiting.push(Seen { name: shown(&pause), is_question, way: Way::Session(id.clone(), pause) });
+                waiting.push(Seen {
+                    name: shown(&pause),
+                    is_question,
+                    way: Way::Session(id.clone(), pause.tool_use.id),
+                });
             }
         }
         let all = Filter::default();
@@ -419,8 +424,7 @@ impl People {
         let done = match &seen.way {
             Way::Session(id, pause) => {
                 let Some(session) = self.manager.get(id) else { return };
-                let pause = pause.tool_use.id.clone();
-                self.done(&what, &late, session.resume(pause, decision)).await
+                self.done(&what, &late, session.resume(pause.clone(), decision)).await
             }
             Way::Store(id) => {
                 self.done(&what, &late, self.manager.decide(id, decision, Some("ann"))).await.map(|_| ())
@@ -517,7 +521,7 @@ impl People {
         if !self.world.is_broken() {
             self.probe().await;
         }
-        self.done("shutdown", &[], self.manager.shutdown(Duration::from_secs(60))).await;
+        self.done("shutdown", &[], self.manager.shutdown(Duration::from_mins(1))).await;
     }
 
     /// Repeats the changes of the conversation whose acknowledgements are missing.
@@ -562,7 +566,7 @@ impl People {
                 self.life.known
             ));
         }
-        // A request reserves 1,024 tokens beside its prompt.
+        // A request reserves its prompt and 1,024 tokens.
         let tokens = shared.spent().usage.total() + 1_024 + 500;
         let limit = Budget::requests(u32::try_from(spent + 1).unwrap()).with_tokens(tokens);
         shared.set_budget(limit);

@@ -1,4 +1,4 @@
-//! What a schedule does, and what is known outside of its processes.
+//! The plan of a schedule, and the facts outside of its processes.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -86,15 +86,17 @@ impl Kind {
     }
 }
 
-/// What the seed decides for the whole schedule.
+/// The choices of the seed for the whole schedule.
 #[derive(Clone, Debug)]
+#[expect(clippy::struct_excessive_bools, reason = "each is a separate fact")]
 pub(crate) struct Shape {
     pub(crate) seed: u64,
     pub(crate) level: Durable,
     /// Whether the tree has three levels of sub-agents, and one request is in flight at a time.
     pub(crate) is_deep: bool,
     pub(crate) max_turns: Option<usize>,
-    pub(crate) max_sub_agents: usize,
+    /// Whether only few sub-agents may run at once.
+    pub(crate) is_tight: bool,
     pub(crate) idle: Option<Duration>,
     pub(crate) record_delay: Duration,
     /// The budget of each prompt.
@@ -127,7 +129,7 @@ impl Shape {
             level: *dice.pick(&level).unwrap(),
             is_deep,
             max_turns: (is_deep || dice.percent(20)).then_some(1),
-            max_sub_agents: tight.map_or(1000, |_| usize::try_from(1 + dice.below(4)).unwrap()),
+            is_tight: tight.is_some(),
             idle: idle.map(|_| dice.time(400)),
             record_delay: dice.time(80),
             budget: budget.map(|_| Self::budget(1 + dice.below(12), &mut dice)),
@@ -150,12 +152,19 @@ impl Shape {
             || self.shared.is_some()
     }
 
+    /// Returns the number of sub-agents that may run at once. The next process may have less room.
+    pub(crate) fn max_sub_agents(&self, life: usize) -> usize {
+        let mut dice = Dice::new(self.seed, &format!("room {life}"));
+        if self.is_tight { usize::try_from(dice.below(4)).unwrap() } else { 1_000 }
+    }
+
     /// Returns a budget for this number of requests.
     fn budget(requests: u64, dice: &mut Dice) -> Budget {
-        match dice.percent(50) {
-            true => Budget::requests(u32::try_from(requests).unwrap()),
+        if dice.percent(50) {
+            Budget::requests(u32::try_from(requests).unwrap())
+        } else {
             // More than a request reserves.
-            false => Budget::tokens((requests + 1) * TOKENS),
+            Budget::tokens((requests + 1) * TOKENS)
         }
     }
 
@@ -215,7 +224,7 @@ pub(crate) struct Requested {
     pub(crate) life: usize,
 }
 
-/// What is known outside of the processes.
+/// The facts outside of the processes.
 #[derive(Default)]
 pub(crate) struct Facts {
     lines: Vec<String>,
@@ -275,8 +284,8 @@ impl World {
     }
 
     pub(crate) fn note(&self, life: &Life, words: impl AsRef<str>) {
-        let line = format!("{}@{:>6} {}", life.number, life.passed(), words.as_ref());
-        self.facts().lines.push(line);
+        let text = format!("{}@{:>6} {}", life.number, life.passed(), words.as_ref());
+        self.facts().lines.push(text);
     }
 
     pub(crate) fn lines(&self) -> Vec<String> {

@@ -62,7 +62,7 @@ use super::{
     Status,
     phase::{
         AgentPhase, AgentTurnStage, AskResponses, EventContinuation, OpNumber, OutputRequirement,
-        RequestReplayFacts, RunOrigin, Turn, TurnContinuation, WorkingHistory, in_stage,
+        RequestReplayFacts, RunOrigin, ToolDispatch, Turn, TurnContinuation, WorkingHistory, in_stage,
     },
 };
 use crate::{
@@ -106,6 +106,8 @@ pub(super) struct AgentCore {
     leaving_since: Option<Timestamp>,
     /// The operation of the last tools that were decided on, unless the turn is left and they have started.
     decided: OpNumber,
+    /// The slots of the tools that were about to start when the turn was left.
+    withheld: Vec<usize>,
     /// The number of restarts since the turn in flight last made progress, for its record.
     pub(super) lives: u32,
 }
@@ -226,6 +228,11 @@ impl AgentCore {
         if let (Some(AgentEffect::Connect(_)), AgentPhase::InTurn { turn, .. }) = (withheld, &mut self.phase)
         {
             turn.request.sent = false;
+        }
+        if let (Some(AgentEffect::RunTools(_, calls)), Some(turn)) = (withheld, self.phase.turn()) {
+            // The call of an earlier process may have taken effect, unless the turn states this of its slot.
+            let is_new = |call: &&ToolDispatch| !call.is_repeated || turn.uncertain.contains(&call.slot);
+            self.withheld = calls.iter().filter(is_new).map(|call| call.slot).collect();
         }
         match &mut self.phase {
             AgentPhase::InTurn { turn, .. } => turn.recorded = true,

@@ -92,6 +92,8 @@ crate::debug::impl_debug!(Delegations(self) { state: self.state, .. });
 
 #[derive(Debug, Default)]
 struct DelegationState {
+    /// The operation of the tools that have started last.
+    op: OpNumber,
     /// The account of the run whose tools run, if a budget applies.
     account: Option<Arc<BudgetAccount>>,
     /// Whether the turn is recorded.
@@ -159,15 +161,20 @@ impl Delegations {
     }
 
     /// Sets the account from which the sub-agents of the calls that start now draw, whether the turn is recorded, and the
-    /// sums of the calls that it knows.
+    /// sums of the calls that it knows. If calls of the operation have started before, the sums are not set again, because
+    /// the account has charged these calls since.
     pub(super) fn set_turn(
         &self,
+        op: OpNumber,
         account: Option<Arc<BudgetAccount>>,
         is_recorded: bool,
         known: Vec<(Arc<str>, UsageSum)>,
     ) {
         let mut state = lock(&self.state);
-        (state.account, state.is_recorded, state.charged) = (account, is_recorded, known);
+        (state.account, state.is_recorded) = (account, is_recorded);
+        if std::mem::replace(&mut state.op, op) != op {
+            state.charged = known;
+        }
     }
 
     /// Leaves the turns of the sub-agents to the next owners of their conversations.

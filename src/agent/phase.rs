@@ -365,7 +365,7 @@ impl AgentPhase {
             Some(AgentTurnStage::Failing { remains, .. }) => (&remains.slots, remains.reviewed.len()),
             _ => return Vec::new(),
         };
-        slots[reviewed..].iter().filter(|slot| slot.runs).map(ToolUseSlot::run).collect()
+        slots[reviewed..].iter().filter(|slot| slot.has_started()).map(ToolUseSlot::run).collect()
     }
 }
 

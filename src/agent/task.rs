@@ -281,6 +281,7 @@ impl AgentTask {
             tools: self.work.as_ref().map_or(&none, |work| &work.tools),
             turn_id: &|| TurnId::new(rand::random()),
             max_staged: self.setup.max_staged.into(),
+            at_once: self.setup.tool_limits.at_once,
             records: self.durability.as_ref().map_or(Durable::Turns, |durability| durability.level),
             replay: &opening::replay_of,
             hold: &|| Some(self.setup.hold.as_ref()?.reason()?.to_string()),

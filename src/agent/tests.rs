@@ -8,6 +8,7 @@
 
 mod admission;
 mod ask;
+mod at_once;
 mod backups;
 mod budgets;
 mod commit_channel;

@@ -24,7 +24,7 @@ use crate::{
     text::clip,
 };
 
-/// The limits of one tool call.
+/// The limits of the tool calls of an agent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ToolLimits {
@@ -40,15 +40,21 @@ pub struct ToolLimits {
     /// beginning and its end, and an attachment that does not fit is omitted. A notice at the gap reports this. The
     /// notice counts towards the limit if the limit leaves room for it.
     pub max_output: usize,
+    /// The number of tools of one step that an agent runs at once. The others start when tools end, in the order of
+    /// their tool uses. A tool that waits for a person's answer does not count, and neither does a sub-agent that waits
+    /// for a decision. So more tools run for a time when the answers arrive, and when a process continues the tools of
+    /// an earlier one. The default is 32. The value 0 counts as 1.
+    pub at_once: usize,
 }
 
 setters!(ToolLimits: with_timeout(timeout: Duration), with_idle_timeout(idle_timeout: Duration));
-setters!(ToolLimits: with_max_output(max_output: usize));
+setters!(ToolLimits: with_max_output(max_output: usize), with_at_once(at_once: usize));
 
 impl Default for ToolLimits {
-    /// Returns limits of two minutes and 256 KiB, without a limit on the time between progress reports.
+    /// Returns limits of two minutes, 256 KiB and 32 tools at once, without a limit on the time between progress reports.
     fn default() -> Self {
-        Self { timeout: Duration::from_mins(2), idle_timeout: Duration::MAX, max_output: 256 * 1024 }
+        let (timeout, idle_timeout) = (Duration::from_mins(2), Duration::MAX);
+        Self { timeout, idle_timeout, max_output: 256 * 1024, at_once: 32 }
     }
 }
 

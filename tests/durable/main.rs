@@ -25,6 +25,7 @@ mod lives;
 mod managed;
 mod owned;
 mod prompts;
+mod queued;
 mod sub_agent_order;
 mod sub_agent_usage;
 mod sub_agents;

@@ -60,6 +60,7 @@ impl AgentCore {
         };
         let id = turn.map(|turn| turn.id).or(between.map(|between| between.turn))?;
         let withdrawn = self.withdrawn().map(|tools| AgentTurnStage::Deciding { tools: Box::new(tools) });
+        let withdrawn = withdrawn.or_else(|| self.without_withheld());
         let (stage, spent) = match self.phase.stage() {
             Some(AgentTurnStage::Recovering(recovering)) => (Some(&recovering.stage), recovering.spent),
             stage => (stage, Duration::ZERO),
@@ -294,6 +295,9 @@ fn fill_slots(
     }
     for (slot, tool_use) in slots.iter_mut().zip(uses) {
         in_range(slot.asked.into(), MAX_COUNT)?;
+        if slot.queued && (!slot.runs || slot.result.is_some()) {
+            return Err("a tool is about to start, but it is not run or has a result".to_owned());
+        }
         slot.tool_use = tool_use.clone();
     }
     let settled =

@@ -1,7 +1,7 @@
 //! The invariants of the core. They hold before and after each input.
 
 use super::AgentCore;
-use crate::agent::phase::{AgentPhase, AgentTurnStage, Turn};
+use crate::agent::phase::{AgentPhase, AgentTurnStage, ToolUseSlot, Turn};
 
 impl AgentCore {
     /// Checks the invariants. O(n).
@@ -27,6 +27,12 @@ impl AgentCore {
             return Err("a fallback history without a turn".into());
         }
         match &self.phase {
+            AgentPhase::InTurn { stage: AgentTurnStage::Executing { slots, .. }, .. }
+                if self.leaving_since.is_none()
+                    && slots.iter().all(|slot| slot.queued || slot.result.is_some()) =>
+            {
+                Err("no tool runs, so no result can arrive".into())
+            }
             AgentPhase::InTurn { turn, stage, .. } => self.check_turn(turn, stage),
             AgentPhase::Idle | AgentPhase::Noticing { .. } => Ok(()),
         }
@@ -71,9 +77,7 @@ impl AgentCore {
                 return Err("the turn is paused, but no tool use waits or one was not asked about".into());
             }
             AgentTurnStage::Executing { slots, questions }
-                if questions.iter().any(|question| {
-                    slots.get(question.slot).is_none_or(|slot| !slot.runs || slot.result.is_some())
-                }) =>
+                if questions.iter().any(|own| !slots.get(own.slot).is_some_and(ToolUseSlot::is_running)) =>
             {
                 return Err("a question waits, but its tool does not run".into());
             }

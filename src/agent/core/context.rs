@@ -26,6 +26,8 @@ pub(in crate::agent) struct CoreContext<'a> {
     pub(in crate::agent) turn_id: &'a dyn Fn() -> TurnId,
     /// The number of prompts that may be staged.
     pub(in crate::agent) max_staged: usize,
+    /// The number of tools of a step that run at once.
+    pub(in crate::agent) at_once: usize,
     /// The level at which new runs are recorded.
     pub(in crate::agent) records: Durable,
     /// Returns the declaration of a model's provider.
@@ -109,7 +111,8 @@ pub(in crate::agent) enum AgentEffect {
     AnswerTool(ToolUseId, Answer),
     /// Drop the running tool in this slot, because a decision has provided its result.
     EndTool(usize),
-    /// Run these tools. Results are reported to the core with this operation number.
+    /// Run these tools, in addition to those that already run with this operation number. Results are reported to the
+    /// core with this number. If tools with the same number are held, these tools start together with them.
     RunTools(OpNumber, Vec<ToolDispatch>),
     /// Wait for this delay, then report to the core with this operation number.
     Delay(OpNumber, Duration),
@@ -124,6 +127,19 @@ pub(in crate::agent) enum AgentEffect {
     Expire(ToolUseId, Duration),
     /// Send this result to the caller of `ask`.
     Resolve(Result<Arc<Response>, Error>),
+}
+
+impl AgentEffect {
+    /// Returns the effect to be held in place of the effect that is held already: both, if tools wait to start.
+    pub(in crate::agent) fn after(self, held: Option<Self>) -> Self {
+        match (held, self) {
+            (Some(Self::RunTools(op, mut calls)), Self::RunTools(own, more)) if op == own => {
+                calls.extend(more);
+                Self::RunTools(op, calls)
+            }
+            (_, effect) => effect,
+        }
+    }
 }
 
 /// A callback to call. Large arguments are boxed, because a call is moved several times before it is made.

@@ -47,7 +47,7 @@ impl AgentCore {
         let Some((turn, AgentTurnStage::Executing { slots, questions })) = self.phase.awaited(op) else {
             return Err(ended());
         };
-        let Some(place) = slots.get(slot).filter(|place| place.runs && place.result.is_none()) else {
+        let Some(place) = slots.get(slot).filter(|place| place.is_running()) else {
             return Err(ended());
         };
         if questions.iter().filter(|question| question.pause.sub_agent.is_none()).count() >= MAX_QUESTIONS {
@@ -71,6 +71,7 @@ impl AgentCore {
         questions.push(ToolQuestion { slot, pause });
         cx.record_soon(turn.recorded);
         self.emit_pauses(cx);
+        self.start_queued(cx);
         Ok(id)
     }
 
@@ -85,7 +86,7 @@ impl AgentCore {
         let Some((turn, AgentTurnStage::Executing { slots, questions })) = self.phase.awaited(op) else {
             return;
         };
-        let Some(place) = slots.get(slot).filter(|place| place.runs && place.result.is_none()) else {
+        let Some(place) = slots.get(slot).filter(|place| place.is_running()) else {
             return;
         };
         let is_session =
@@ -113,6 +114,7 @@ impl AgentCore {
             cx.record_soon(turn.recorded);
         }
         self.emit_pauses(cx);
+        self.start_queued(cx);
     }
 
     /// Called when a running tool is about to run a sub-agent that does not survive the process. After a restart, the tool

@@ -7,7 +7,10 @@ use std::{sync::Arc, time::Duration};
 
 use serde_json::json;
 
-use super::{AgentCore, AgentEffect, CallbackCall, CoreContext, tools::tool_call};
+use super::{
+    AgentCore, AgentEffect, CallbackCall, CoreContext,
+    tools::{start, tool_call},
+};
 use crate::{
     agent::{
         Event, Failure, MAX_LIVES, OnUncertain, PendingUse, RecordedStage, Recovery, RecoveryDecision,
@@ -219,7 +222,7 @@ impl AgentCore {
                 .uncertain
                 .iter()
                 .find(|own| own.tool_use.id == slot.tool_use.id)
-                .filter(|_| slot.result.is_none())
+                .filter(|_| slot.result.is_none() && !slot.queued)
         };
         let asks = |slot: &ToolUseSlot| {
             choice(slot)
@@ -227,7 +230,9 @@ impl AgentCore {
         };
         if slots.iter().any(asks) {
             let open = slots.iter().enumerate().filter(|(_, slot)| slot.result.is_none());
-            turn.uncertain = open.map(|(place, _)| place).collect();
+            let was_started =
+                |(place, slot): &(usize, &ToolUseSlot)| !slot.queued || turn.uncertain.contains(place);
+            turn.uncertain = open.filter(was_started).map(|(place, _)| place).collect();
             let now = cx.now();
             let id = |slot: &ToolUseSlot| self.waited.question_id(&slot.tool_use.id, 0, &slots).0;
             let answer = |slot| answer_again(slot, choice(slot), id(slot), &turn, now);
@@ -238,6 +243,10 @@ impl AgentCore {
         let mut calls = Vec::new();
         let mut reported = Vec::new();
         for (place, slot) in slots.iter_mut().enumerate().filter(|(_, slot)| slot.result.is_none()) {
+            if slot.queued {
+                slot.replay = slot.replay.max(cx.tools.replay(&slot.tool_use.name));
+                continue;
+            }
             let own = recovery.uncertain.iter().find(|own| own.tool_use.id == slot.tool_use.id);
             match own.map_or(Replay::Never, |own| own.replay) {
                 Replay::Never => reported.push(place),
@@ -254,9 +263,14 @@ impl AgentCore {
             slot.decided = Some(Box::new(DecisionFacts::cut_off(slot.decided.take(), cx.now())));
         }
         emit_runs(&slots, cx);
+        // The tools that have started had their places, so all of them run again.
+        let queued = start(&mut slots, &[], &turn, cx);
+        let is_recorded = reported.is_empty() && queued.is_empty();
+        calls.extend(queued);
         if !reported.is_empty() {
             cx.push(AgentEffect::Record);
-        } else if !calls.is_empty() {
+        }
+        if is_recorded && !calls.is_empty() {
             // The record from which the turn was restored already contains the step in this state, so no new record is
             // needed.
             let op = self.enter(turn, AgentTurnStage::Executing { slots, questions: Vec::new() });
@@ -281,7 +295,7 @@ impl TurnRecoveryStage {
     /// Returns the tool uses whose tools were running.
     fn uncertain(&self, turn: &Turn, on_uncertain: OnUncertain, tools: &ToolSet) -> Vec<UncertainUse> {
         let AgentTurnStage::Executing { slots, .. } = &self.stage else { return Vec::new() };
-        let open = slots.iter().enumerate().filter(|(_, slot)| slot.result.is_none());
+        let open = slots.iter().enumerate().filter(|(_, slot)| slot.result.is_none() && !slot.queued);
         let uncertain = open.map(|(place, slot)| {
             let call = tool_call(turn, place, &slot.tool_use, slot.input.as_ref());
             UncertainUse {
@@ -370,7 +384,7 @@ fn answer_again(
 
 /// Emits again the start and the end of each tool of a step, which subscribers expect before the results.
 fn emit_runs(slots: &[ToolUseSlot], cx: &mut CoreContext<'_>) {
-    for slot in slots.iter().filter(|slot| slot.runs) {
+    for slot in slots.iter().filter(|slot| slot.has_started()) {
         let tool_use_id = slot.tool_use.id.clone();
         cx.emit(Event::ToolStart { tool_use_id: tool_use_id.clone(), input: slot.input.clone() });
         if let Some(result) = &slot.result {

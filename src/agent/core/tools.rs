@@ -14,7 +14,7 @@ use crate::{
         Decided, Durable, Event, PendingUse, Response, ToolDecision,
         phase::{
             AgentPhase, AgentTurnStage, DecisionFacts, DecisionOrPause, OpNumber, StepToolUses, ToolDispatch,
-            ToolUseSlot, Turn, TurnEnd, in_stage,
+            ToolQuestion, ToolUseSlot, Turn, TurnEnd, in_stage,
         },
     },
     message::{Content, DecisionKind, Message, Role, ToolResult, ToolUse, TurnId},
@@ -145,33 +145,29 @@ impl AgentCore {
         if uses.iter().zip(&decisions).any(|(tool_use, decision)| has_no_handler(tool_use, decision)) {
             return self.leave_to_application(turn, uses, decisions, cx);
         }
-        let mut calls = Vec::new();
         let mut slots = Vec::with_capacity(uses.len());
-        for (slot, (tool_use, (decision, decided))) in uses.into_iter().zip(decisions).enumerate() {
+        for (tool_use, (decision, decided)) in uses.into_iter().zip(decisions) {
             let (input, result) = match decision {
                 Decision::Execute => (None, None),
                 Decision::ExecuteWith(input) => (Some(input), None),
                 other => (None, decided_result(&tool_use, other)),
             };
-            if result.is_none() {
-                let call = tool_call(&turn, slot, &tool_use, input.as_ref());
-                let tool_use_id = call.tool_use.id.clone();
-                cx.emit(Event::ToolStart { tool_use_id, input: input.clone() });
-                calls.push(call);
-            }
             let replay = cx.tools.replay(&tool_use.name);
             let runs = result.is_none();
-            slots.push(ToolUseSlot {
+            let slot = ToolUseSlot {
                 tool_use,
                 input,
                 decided,
                 runs,
+                queued: runs,
                 asked: 0,
                 replay,
                 waits: false,
                 result,
-            });
+            };
+            slots.push(slot);
         }
+        let calls = start(&mut slots, &[], &turn, cx);
         self.run_tools(turn, slots, calls, cx);
         self.decided = self.last_op;
     }
@@ -233,11 +229,41 @@ impl AgentCore {
             return self.review_next(turn, slots, Vec::new(), cx);
         }
         let recorded = turn.recorded;
-        let is_safe = calls.iter().all(|call| slots[call.slot].replay == Replay::Safe);
+        let is_safe = are_safe(&calls, &slots);
         let op = self.enter(turn, AgentTurnStage::Executing { slots, questions: Vec::new() });
         let is_held = recorded && (!is_safe || self.leaving_since.is_some());
         cx.record_soon(recorded && is_safe);
         cx.gate(is_held, AgentEffect::RunTools(op, calls));
+    }
+
+    /// Starts the next tools of a step if fewer than the limit run.
+    pub(super) fn start_queued(&mut self, cx: &mut CoreContext<'_>) {
+        let AgentPhase::InTurn { op, turn, stage: AgentTurnStage::Executing { slots, questions } } =
+            &mut self.phase
+        else {
+            return;
+        };
+        if self.leaving_since.is_some() {
+            return;
+        }
+        let calls = start(slots, questions, turn, cx);
+        if !calls.is_empty() {
+            let is_safe = are_safe(&calls, slots);
+            // The first tools of the step have started, so the step is not withdrawn any more.
+            self.decided = 0;
+            cx.record_soon(turn.recorded && is_safe);
+            cx.gate(turn.recorded && !is_safe, AgentEffect::RunTools(*op, calls));
+        }
+    }
+
+    /// Returns the stage in which the tools wait that were about to start when the turn was left to another process.
+    pub(super) fn without_withheld(&self) -> Option<AgentTurnStage> {
+        let mut stage = self.phase.stage().filter(|_| !self.withheld.is_empty())?.clone();
+        let AgentTurnStage::Executing { slots, .. } = &mut stage else { return None };
+        let withheld = |place: &usize| self.withheld.contains(place);
+        let own = slots.iter_mut().enumerate().filter(|(place, _)| withheld(place));
+        own.for_each(|(_, slot)| slot.queued = slot.is_running());
+        Some(stage)
     }
 
     /// Ends the turn because a tool has no handler. None of the step's tools are run.
@@ -310,7 +336,7 @@ impl AgentCore {
             return;
         };
         let recorded = turn.recorded;
-        let Some(place) = slots.get_mut(slot).filter(|place| place.result.is_none()) else {
+        let Some(place) = slots.get_mut(slot).filter(|place| place.result.is_none() && !place.queued) else {
             return;
         };
         let is_safe = place.replay == Replay::Safe;
@@ -325,7 +351,10 @@ impl AgentCore {
             cx.push(AgentEffect::Record);
         }
         cx.emit(ended);
-        if all_ended && let Some((turn, AgentTurnStage::Executing { slots, .. })) = self.phase.take_turn() {
+        if !all_ended {
+            return self.start_queued(cx);
+        }
+        if let Some((turn, AgentTurnStage::Executing { slots, .. })) = self.phase.take_turn() {
             self.review_next(turn, slots, Vec::new(), cx);
         }
     }
@@ -403,6 +432,34 @@ fn answering(result: ToolResult, tool_use: &ToolUse) -> ToolResult {
         "The tool has run, but an attachment in its result has metadata of more than {limit} levels."
     );
     ToolResult::error(tool_use, text)
+}
+
+/// Marks the next tools of a step as started, in the order of their uses, until the limit of tools at once is reached.
+/// Returns their calls. A tool with an open question leaves its place to another tool, because its answer can take long.
+pub(super) fn start(
+    slots: &mut [ToolUseSlot],
+    questions: &[ToolQuestion],
+    turn: &Turn,
+    cx: &mut CoreContext<'_>,
+) -> Vec<ToolDispatch> {
+    let waits = |place: usize| questions.iter().any(|question| question.slot == place);
+    let running =
+        slots.iter().enumerate().filter(|(place, slot)| slot.is_running() && !waits(*place)).count();
+    let free = cx.at_once.max(1).saturating_sub(running);
+    let queued = slots.iter_mut().enumerate().filter(|(_, slot)| slot.queued).take(free);
+    let mut calls = Vec::new();
+    for (place, slot) in queued {
+        slot.queued = false;
+        let call = tool_call(turn, place, &slot.tool_use, slot.input.as_ref());
+        cx.emit(Event::ToolStart { tool_use_id: call.tool_use.id.clone(), input: slot.input.clone() });
+        calls.push(call);
+    }
+    calls
+}
+
+/// Returns whether each of the calls may be repeated.
+fn are_safe(calls: &[ToolDispatch], slots: &[ToolUseSlot]) -> bool {
+    calls.iter().all(|call| slots[call.slot].replay == Replay::Safe)
 }
 
 /// Returns the call of the tool in this slot. All calls of one slot have the same idempotency key.

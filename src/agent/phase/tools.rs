@@ -209,6 +209,9 @@ pub(crate) struct ToolUseSlot {
     pub(crate) decided: Option<Box<DecisionFacts>>,
     /// Whether the tool is run. Otherwise a decision gave the result.
     pub(crate) runs: bool,
+    /// Whether the tool is run, but has not started, because others run first.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub(crate) queued: bool,
     /// The number of the last question that the running tool has asked.
     pub(crate) asked: u32,
     /// The tool's declaration of whether it may run again.
@@ -232,6 +235,16 @@ fn present<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Value>, 
 }
 
 impl ToolUseSlot {
+    /// Returns whether the tool was started.
+    pub(crate) fn has_started(&self) -> bool {
+        self.runs && !self.queued
+    }
+
+    /// Returns whether the tool was started and has no result.
+    pub(crate) fn is_running(&self) -> bool {
+        self.has_started() && self.result.is_none()
+    }
+
     /// Returns whether the slot has the result of a tool that is not declared as [`Replay::Safe`].
     pub(crate) fn is_unsafe_result(&self) -> bool {
         self.runs && self.replay != Replay::Safe && self.result.is_some()

@@ -170,7 +170,10 @@ impl AgentTask {
                     durability.replies.push_back((last, Box::new(reply)));
                 }
             }
-            effect => self.work().held = Some((last, effect)),
+            effect => {
+                let held = self.work().held.take();
+                self.work().held = Some((last, effect.after(held.map(|(_, held)| held))));
+            }
         }
     }
 

@@ -72,6 +72,8 @@ pub(super) struct RunningTools {
     pub(super) set: JoinSet<(usize, ToolResult)>,
     pub(super) calls: Vec<RunningTool>,
     pub(super) reports: mpsc::Receiver<ToolReport>,
+    /// The sender of reports, for tools that start later.
+    sender: mpsc::Sender<ToolReport>,
     /// The questions from running tools that have no answer yet.
     pub(super) questions: Vec<OpenQuestion>,
     delegations: Arc<Delegations>,
@@ -94,6 +96,13 @@ pub(super) struct OpenQuestion {
 }
 
 impl RunningTools {
+    fn new(op: OpNumber, delegations: Arc<Delegations>) -> Self {
+        let (sender, reports) = mpsc::channel(16);
+        let (set, calls, questions) = (JoinSet::new(), Vec::new(), Vec::new());
+        let cancellation = CancellationToken::new();
+        Self { op, set, calls, reports, sender, questions, delegations, cancellation }
+    }
+
     pub(super) fn answer(&mut self, id: &ToolUseId, answer: Answer) {
         if let Some(index) = self.questions.iter().position(|question| question.id == *id) {
             // If the tool no longer waits, the answer is dropped.
@@ -331,20 +340,16 @@ impl AgentTask {
             Some(Arc::clone(own.accounts.own()))
         });
         let recorded = self.core.phase().turn().map_or_else(Vec::new, |turn| turn.calls.clone());
-        delegations.set_turn(account, self.core.phase().is_recorded(), recorded);
-        let (sender, reports) = mpsc::channel(16);
-        let cancellation = CancellationToken::new();
+        delegations.set_turn(op, account, self.core.phase().is_recorded(), recorded);
         let active = Arc::clone(&self.active_calls);
-        let (set, calls_run, questions) = (JoinSet::new(), Vec::new(), Vec::new());
-        let link = |slot| AgentLink::new((op, slot), sender.clone(), Arc::clone(&delegations) as _);
-        let delegations = Arc::clone(&delegations);
-        let mut tasks =
-            RunningTools { op, set, calls: calls_run, reports, questions, delegations, cancellation };
+        let running = work.tasks.take().filter(|tasks| tasks.op == op);
+        let mut tasks = running.unwrap_or_else(|| RunningTools::new(op, Arc::clone(&delegations)));
         for call in calls.into_iter().map(Arc::new) {
+            let link = AgentLink::new((op, call.slot), tasks.sender.clone(), Arc::clone(&delegations) as _);
             let context = ToolContext::detached(call.tool_use.id.clone())
                 .with_idempotency_key(Arc::clone(&call.idempotency_key))
                 .with_cancellation(tasks.cancellation.clone())
-                .with_agent(link(call.slot))
+                .with_agent(link)
                 .with_repeated(call.is_repeated)
                 .with_extensions(setup.extensions.clone())
                 .with_epoch(epoch);

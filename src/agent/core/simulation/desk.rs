@@ -113,7 +113,6 @@ impl Desk {
 
     /// Checks a request to run tools.
     pub(super) fn run(&mut self, calls: &[ToolDispatch], tools: &ToolSet) -> Check {
-        ensure!(!self.ran, "the tools of a step run twice");
         let decided = self.decisions.iter().flatten().count();
         ensure!(decided == self.uses.len(), "tools run before all tool uses are decided");
         self.ran = true;
@@ -131,14 +130,18 @@ impl Desk {
                 _ => {}
             }
         }
-        let given = calls.iter().map(|call| (call.slot, call.tool_use.clone()));
-        ensure!(!calls.is_empty() && given.eq(expected), "the calls are {calls:?}");
+        let mut given = calls.iter().map(|call| (call.slot, call.tool_use.clone()));
+        ensure!(!calls.is_empty() && given.all(|call| expected.contains(&call)), "the calls are {calls:?}");
+        let in_order = expected.iter().map(|(_, tool_use)| &tool_use.id).take(self.started.len());
         let starts = self.started.iter().map(|(id, _)| id);
-        ensure!(calls.iter().map(|call| &call.tool_use.id).eq(starts), "the starts are {:?}", self.started);
-        for ((_, input), call) in self.started.iter().zip(calls) {
-            self.ran_with(call.slot, input.as_ref())?;
-        }
+        ensure!(starts.clone().eq(in_order), "the starts are {:?}", self.started);
         for call in calls {
+            let (_, input) = starts
+                .clone()
+                .zip(&self.started)
+                .find_map(|(id, started)| (*id == call.tool_use.id).then_some(started))
+                .ok_or_else(|| format!("{call:?} runs before its start was emitted"))?;
+            self.ran_with(call.slot, input.as_ref())?;
             let fresh = self.keys.insert(Arc::clone(&call.idempotency_key));
             ensure!(fresh, "the idempotency key of {call:?} is not new");
         }
@@ -288,7 +291,6 @@ impl Desk {
             }
             Event::Message { .. } | Event::Retry { .. } => self.clear(Vec::new()),
             Event::ToolStart { tool_use_id, input } => {
-                ensure!(!self.ran, "{tool_use_id} starts after the tools of its step");
                 self.started.push((tool_use_id.clone(), input.clone()));
             }
             Event::ToolEnd { tool_use_id, is_error } => {

@@ -51,6 +51,8 @@ pub(crate) struct Outside {
     /// How often a process ends between two effects, in percent.
     pub(crate) crash_chance: usize,
     pub(crate) config: Arc<Config>,
+    /// The number of tools of a step that run at once.
+    at_once: usize,
     tools: ToolSet,
     clock: u64,
     turns: u128,
@@ -65,6 +67,7 @@ impl Outside {
             oracle: Oracle::default(),
             fault,
             crash_chance: 2,
+            at_once: super::world::random_bound(seed),
             config: script::shared_config(),
             tools: script::shared_tools(),
             clock: 0,

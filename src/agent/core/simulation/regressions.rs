@@ -44,6 +44,7 @@ impl Bench {
             tools: &self.tools,
             turn_id: &|| TurnId::new(u128::MAX),
             max_staged: 8,
+            at_once: 32,
             records: Durable::Turns,
             replay: &|_| crate::tool::Replay::Safe,
             hold: &|| None,

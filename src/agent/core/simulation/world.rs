@@ -20,7 +20,7 @@ use crate::{
     agent::{
         CompactionPolicy, Config, Durable, Event, ResolvedCompaction,
         core::{AgentCore, AgentEffect, CallbackCall, CoreContext},
-        phase::{AgentPhase, AgentTurnStage, OpNumber, ToolDispatch},
+        phase::{AgentPhase, AgentTurnStage, OpNumber, ToolDispatch, ToolQuestion, ToolUseSlot},
     },
     message::{Timestamp, ToolUse, ToolUseId, TurnId},
     provider::{self, DeltaStream, ModelInfo, Options, Provider, ProviderError, Request, RequestContext},
@@ -53,6 +53,8 @@ pub(super) struct World {
     pub(super) delay: Option<OpNumber>,
     /// The level at which turns are recorded.
     records: Durable,
+    /// The number of tools that run at once.
+    at_once: usize,
     /// The effect that waits until the last record is stored.
     pub(super) held: Option<AgentEffect>,
     /// The tool uses whose pauses have time limits.
@@ -148,6 +150,15 @@ thread_local! {
     pub(super) static OUTPUT: Options = super::outputs::options();
 }
 
+/// Returns the number of tools that run at once. In a third of the schedules, tools often wait for each other.
+pub(super) fn random_bound(seed: u64) -> usize {
+    match seed % 9 {
+        0 | 1 => 1,
+        2 => 2,
+        _ => 32,
+    }
+}
+
 /// Returns a policy with which conversations of a few messages are compacted.
 fn random_compactor(rng: &mut Rng) -> ResolvedCompaction {
     let mut policy = CompactionPolicy::default()
@@ -207,6 +218,7 @@ impl World {
             questions: Questions::default(),
             delay: None,
             records: rng.pick(&[Durable::Turns, Durable::Approvals, Durable::InFlight]),
+            at_once: random_bound(seed),
             held: None,
             expiries: Vec::new(),
             retry_after: None,
@@ -289,6 +301,7 @@ impl World {
             tools: &self.tools,
             turn_id: &turn_id,
             max_staged: 3,
+            at_once: self.at_once,
             records: self.records,
             replay: &|_| crate::tool::Replay::Safe,
             hold: &hold,
@@ -371,8 +384,10 @@ impl World {
                 ensure!(self.records > Durable::Turns, "a record without a wish for it");
             }
             AgentEffect::Held(effect) => {
-                ensure!(self.held.is_none(), "{effect:?} overlaps {:?}", self.held);
+                let are_tools = matches!(*effect, AgentEffect::RunTools(..));
+                ensure!(self.held.is_none() || are_tools, "{effect:?} overlaps {:?}", self.held);
                 match *effect {
+                    effect if self.held.is_some() => self.held = Some(effect.after(self.held.take())),
                     // These two effects are never held here: the comparison with the core's state can't see them while
                     // they wait.
                     hidden @ (AgentEffect::Resolve(_) | AgentEffect::Answer(_)) => self.perform(hidden)?,
@@ -395,9 +410,11 @@ impl World {
             AgentEffect::AnswerTool(id, answer) => self.questions.answered(&id, &answer)?,
             AgentEffect::EndTool(slot) => self.tool_ends(slot)?,
             AgentEffect::RunTools(op, calls) => {
-                ensure!(self.tasks.is_none(), "the tools of two steps run at once");
+                let (own, mut running) = self.tasks.take().unwrap_or((op, Vec::new()));
+                ensure!(own == op, "the tools of two steps run at once");
                 self.desk.run(&calls, &self.tools)?;
-                self.tasks = Some((op, calls));
+                running.extend(calls);
+                self.tasks = Some((op, running));
             }
             AgentEffect::Delay(op, delay) => {
                 ensure!(self.delay.is_none(), "a second delay");
@@ -535,11 +552,11 @@ impl World {
                     (name.is_none() && holds(report, *op), false, false, false)
                 }
                 AgentTurnStage::Deciding { .. } => (runs(*op, "handle_tool_use"), false, false, false),
-                AgentTurnStage::Executing { .. } => {
-                    let running =
-                        self.tasks.as_ref().is_some_and(|(run, calls)| run == op && !calls.is_empty());
+                AgentTurnStage::Executing { slots, questions } => {
+                    self.check_places(*op, slots, questions)?;
                     let starts = holds(tools, *op);
-                    (self.call.is_none() && running != starts, false, !starts, false)
+                    let running = self.tasks.as_ref().is_some_and(|(run, _)| run == op);
+                    (self.call.is_none() && (running || starts), false, running, false)
                 }
                 AgentTurnStage::Reviewing { .. } => (runs(*op, "handle_tool_result"), false, false, false),
                 AgentTurnStage::Concluding { .. } => (runs(*op, "handle_turn"), false, false, false),
@@ -566,6 +583,28 @@ impl World {
         let limit = self.watch.map(|(limit, _)| limit);
         let wanted = self.model.turn_timeout.filter(|_| phase.turn().is_some());
         ensure!(!self.watches || limit == wanted, "the limit of the clock is {limit:?}, not {wanted:?}");
+        Ok(())
+    }
+
+    /// Checks that the tools that run, or are about to, are those that the core has started, that they are the first of the
+    /// step, and that a tool waits only if others have all places.
+    fn check_places(&self, op: OpNumber, slots: &[ToolUseSlot], questions: &[ToolQuestion]) -> Check {
+        let mut started: Vec<_> =
+            self.tasks.iter().flat_map(|(_, calls)| calls).map(|call| call.slot).collect();
+        if let Some(AgentEffect::RunTools(held, calls)) = &self.held {
+            ensure!(*held == op, "the tools of another step are held");
+            started.extend(calls.iter().map(|call| call.slot));
+        }
+        started.sort_unstable();
+        let running = (0..).zip(slots).filter(|(_, slot)| slot.is_running()).map(|(place, _)| place);
+        ensure!(running.clone().eq(started.iter().copied()), "the slots {started:?} run, not {slots:?}");
+        let place_taken = |place: &usize| questions.iter().all(|question| question.slot != *place);
+        let taken = running.filter(place_taken).count();
+        let is_queued = |slot: &&ToolUseSlot| slot.queued;
+        let in_order = slots.iter().filter(|slot| slot.runs).is_sorted_by_key(|slot| slot.queued);
+        ensure!(in_order, "a tool has started before an earlier one: {slots:?}");
+        let waits = slots.iter().any(|slot| is_queued(&slot));
+        ensure!(!waits || taken >= self.at_once, "a tool waits, but only {taken} tools run: {slots:?}");
         Ok(())
     }
 

@@ -712,6 +712,8 @@ async fn record_that_cannot_be_read_is_refused() {
     let value: Value = serde_json::from_str(&turn.core).unwrap();
     for (path, wrong) in [
         ("/stage/slots", json!([])),
+        ("/stage/slots", json!([{ "runs": false, "queued": true, "asked": 0, "replay": "safe" }])),
+        ("/stage/slots/0/queued", json!("yes")),
         ("/stage/slots/0/result", json!(true)),
         ("/stage/slots/0/replay", json!(null)),
         ("/stage/stage", json!("dreaming")),

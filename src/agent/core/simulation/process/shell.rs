@@ -29,6 +29,7 @@ impl Process {
             tools: &outside.tools,
             turn_id: &move || id,
             max_staged: 8,
+            at_once: outside.at_once,
             records: self.level,
             replay: &|_| outside.script.provider,
             hold: &|| None,
@@ -142,8 +143,10 @@ impl Process {
             self.replies.extend(reply.map(|reply| (self.last, reply)));
             return Ok(());
         }
-        ensure!(self.held.is_none(), "{effect:?} overlaps {:?}", self.held);
-        self.held = Some((self.last, effect));
+        let held = self.held.take().map(|(_, held)| held);
+        let are_tools = matches!(effect, AgentEffect::RunTools(..));
+        ensure!(held.is_none() || are_tools, "{effect:?} overlaps {held:?}");
+        self.held = Some((self.last, effect.after(held)));
         Ok(())
     }
 
@@ -156,7 +159,10 @@ impl Process {
             let replay = outside.tools.replay(&call.tool_use.name);
             outside.oracle.starts(turn, call, replay)?;
         }
-        self.tasks = Some((op, calls));
+        let (own, mut running) = self.tasks.take().unwrap_or((op, Vec::new()));
+        ensure!(own == op, "the tools of two steps run at once");
+        running.extend(calls);
+        self.tasks = Some((op, running));
         Ok(())
     }
 

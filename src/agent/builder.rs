@@ -423,6 +423,7 @@ fn choose_settings(given: Settings, saved: Settings) -> Settings {
         options: if adds_secrets { saved.options.overlaid(&given.options) } else { given.options },
         max_steps: given.max_steps.or(saved.max_steps),
         turn_timeout: given.turn_timeout.or(saved.turn_timeout),
+        omitted: saved.omitted,
     }
 }
 

@@ -428,7 +428,7 @@ pub struct StateView {
 impl Serialize for StateView {
     /// Writes the options even if they are empty, unlike the form in which settings are stored.
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let Settings { system, options, max_steps, turn_timeout } = &self.settings;
+        let Settings { system, options, max_steps, turn_timeout, omitted } = &self.settings;
         let mut members = serializer.serialize_map(None)?;
         members.serialize_entry("model", &self.model)?;
         if let Some(name) = &self.fallback_for {
@@ -444,6 +444,9 @@ impl Serialize for StateView {
         }
         if let Some(limit) = turn_timeout {
             members.serialize_entry("turn_timeout", limit)?;
+        }
+        if !omitted.is_empty() {
+            members.serialize_entry("omitted", omitted)?;
         }
         members.serialize_entry("history", &self.history)?;
         members.end()

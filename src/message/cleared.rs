@@ -1,6 +1,8 @@
 //! The form without bulky content in which the history keeps tool results that a model service has refused, and in
 //! which requests contain messages before a compaction.
 
+use std::{collections::BTreeSet, sync::Arc};
+
 use super::{Attachment, Content, Message, ProviderItem, ResultBlock, Source, Text, ToolUseId};
 use crate::text::clip;
 
@@ -46,6 +48,36 @@ pub(crate) fn cleared(message: &Message, reason: ClearingReason) -> Message {
         }
     }
     message
+}
+
+/// Returns the message with a note in place of each attachment in these blocks. The blocks may be tool results, of which
+/// the texts stay.
+pub(crate) fn without_files(message: &Arc<Message>, blocks: &BTreeSet<usize>) -> Arc<Message> {
+    let mut message = Arc::clone(message);
+    for block in blocks {
+        if !message.content.get(*block).is_some_and(Content::has_file) {
+            continue;
+        }
+        match &mut Arc::make_mut(&mut message).content[*block] {
+            Content::ToolResult(result) => {
+                for block in &mut result.content {
+                    if let ResultBlock::Attachment(file) = block {
+                        *block = left_out(file).into();
+                    }
+                }
+            }
+            block => {
+                if let Content::Attachment(file) = block {
+                    *block = left_out(file).into();
+                }
+            }
+        }
+    }
+    message
+}
+
+fn left_out(file: &Attachment) -> Text {
+    Text::new(format!("[A file is left out: {}]", removed_file(file)))
 }
 
 /// Removes thinking without a readable text, signatures of empty texts, and opaque copies of thinking and of files. A

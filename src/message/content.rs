@@ -36,6 +36,17 @@ impl Content {
         }
     }
 
+    /// Returns whether this block is an attachment, or a tool result with one.
+    pub(crate) fn has_file(&self) -> bool {
+        match self {
+            Self::Attachment(_) => true,
+            Self::ToolResult(result) => {
+                result.content.iter().any(|block| matches!(block, ResultBlock::Attachment(_)))
+            }
+            _ => false,
+        }
+    }
+
     /// Returns the name of this block's kind for error texts, with an indefinite article if it takes one.
     pub(crate) fn kind(&self) -> &'static str {
         match self {

@@ -193,13 +193,13 @@ impl<'de> Deserialize<'de> for TurnId {
 /// assert_eq!(message.id, Some(MessageId::new("message-17")));
 /// assert_eq!(message.id.unwrap().to_string(), "message-17");
 /// ```
-#[derive(Clone, PartialEq, Eq, Hash)]
+#[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub struct MessageId(#[cfg_attr(feature = "schema", schemars(with = "String"))] MessageIdForm);
 
 /// The form of an id: made by an agent, or given as a text. A text in the format of an agent's ids is always stored as
 /// [`MessageIdForm::Made`], so equal texts have equal forms.
-#[derive(Clone, PartialEq, Eq, Hash)]
+#[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 enum MessageIdForm {
     Made { turn: TurnId, number: u32 },
     Given(Arc<str>),

@@ -78,6 +78,8 @@ kinds! {
     NotAPrompt: 422 "not-a-prompt" "The message is not a prompt.";
     /// The path would end at a message that is not an answer. The member `node` has its node.
     NotAnAnswer: 422 "not-an-answer" "The message is not an answer.";
+    /// The block is not an attachment, and not a tool result with one. The members `node` and `block` name it.
+    NotAnAttachment: 422 "not-an-attachment" "The block is not a file.";
     /// The path would end at a prompt without an answer. The member `node` has its node. A run
     /// [`again`](crate::session::Session::again) requests an answer.
     Unanswered: 422 "unanswered" "The prompt has no answer.";

@@ -1,8 +1,15 @@
-use std::{sync::Arc, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+    time::Duration,
+};
 
 use serde::{Deserialize, Serialize};
 
-use crate::provider::Options;
+use crate::{
+    message::{History, MessageId, without_files},
+    provider::Options,
+};
 
 /// The settings of an agent that are stored with its conversation: the system prompt, the options and the limits.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -27,4 +34,29 @@ pub struct Settings {
     /// time limit was reached.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub turn_timeout: Option<Duration>,
+    /// The attachments that requests leave out: the indices of their blocks, by the ids of their messages. A note is sent
+    /// in place of each of them. [`Session::omit`](crate::session::Session::omit) adds one. Ids of unknown messages and
+    /// indices of other blocks have no effect.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    #[cfg_attr(
+        feature = "schema",
+        schemars(
+            description = "The attachments that requests leave out: the indices of their blocks, by the ids of their messages."
+        )
+    )]
+    pub omitted: BTreeMap<MessageId, BTreeSet<usize>>,
+}
+
+impl Settings {
+    /// Returns the messages as requests contain them. O(1) if no attachment is left out, otherwise O(n).
+    pub(crate) fn sent(&self, history: &History) -> History {
+        if self.omitted.is_empty() {
+            return history.clone();
+        }
+        let sent = history.iter().map(|message| {
+            let blocks = message.id.as_ref().and_then(|id| self.omitted.get(id));
+            blocks.map_or_else(|| Arc::clone(message), |blocks| without_files(message, blocks))
+        });
+        sent.collect()
+    }
 }

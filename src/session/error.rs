@@ -40,6 +40,11 @@ pub(super) fn unknown_node(node: NodeId) -> Error {
     Error::new(ErrorKind::UnknownNode, text).with_member("node", node)
 }
 
+pub(super) fn not_an_attachment(node: NodeId, block: usize) -> Error {
+    let text = format!("block {block} of node {node} is not an attachment; give the index of one");
+    Error::new(ErrorKind::NotAnAttachment, text).with_member("node", node).with_member("block", block)
+}
+
 pub(super) fn unknown_prompt(id: &PromptId) -> Error {
     let text = format!(
         "no prompt with the id {id} is known, because it was not accepted, was returned unused, or is older than the \

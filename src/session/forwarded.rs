@@ -1,17 +1,22 @@
 //! Operations that a session forwards to its agent. The handle calls the agent directly, without the session's task.
 
-use std::{any::Any, error::Error as StdError, sync::Arc};
+use std::{any::Any, collections::HashSet, error::Error as StdError, sync::Arc};
 
 use async_trait::async_trait;
 use schemars::JsonSchema;
 use serde::de::DeserializeOwned;
 
-use super::Session;
+use super::{
+    Session,
+    error::{not_an_attachment, unknown_node},
+};
 use crate::{
     agent::{Compact, Config, ResumeDecisions, RunCommands, State, Status},
-    message::{Message, ToolUseId, TurnId},
+    message::{Content, Message, ToolUseId, TurnId},
     run::{Accepted, Error, Prompt, PromptId, Response},
+    store::StoreError,
     tool::{Decision, Tool},
+    tree::NodeId,
 };
 
 impl Session {
@@ -181,6 +186,83 @@ impl Session {
         let name = name.into();
         self.configure(move |config| {
             config.tools.remove(&name);
+            Ok(())
+        })
+        .await
+    }
+
+    /// Leaves an attachment out of all requests from the next one on, for example because the service refuses it. A note
+    /// with its media type and its size is sent in its place. `block` is the index of the block in the message. If the
+    /// block is a tool result, all attachments in it are left out.
+    ///
+    /// Nothing else changes: the tree, snapshots and exports keep the attachment. The omission is stored with the
+    /// settings of the conversation, and applies to all branches. [`restore`](Self::restore) ends it. The session must be
+    /// idle. If the prompt with the attachment has failed, send it again with [`again`](Self::again).
+    ///
+    /// ```
+    /// # #[cfg(feature = "test-util")]
+    /// # tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(async {
+    /// # use omni_agent::testing::{ScriptedProvider, Step};
+    /// # let provider = ScriptedProvider::new([Step::text("A cat."), Step::text("I see no picture.")]);
+    /// # let agent = omni_agent::Agent::builder().model(provider.model());
+    /// use omni_agent::{message::{Attachment, Content}, session::Session, store::MemoryStore};
+    ///
+    /// let session = Session::builder(MemoryStore::new()).agent(agent).create().await?;
+    /// let picture = Attachment::base64("image/png", "iVBORw0KGgo=");
+    /// session.ask([Content::from("What is this?"), picture.into()]).await?;
+    ///
+    /// let question = session.tree().await?.roots().next().unwrap().id();
+    /// session.omit(question, 1).await?;
+    /// session.ask("And now?").await?;
+    /// let sent = provider.last_request().unwrap().history;
+    /// assert_eq!(sent.get(0).unwrap().content[1].as_text(), Some("[A file is left out: image/png, 1 KB]"));
+    ///
+    /// session.restore(question, 1).await?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// # })?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// - [`ErrorKind::UnknownNode`](crate::ErrorKind::UnknownNode), or [`ErrorKind::NotAnAttachment`](crate::ErrorKind::NotAnAttachment) if the block has no attachment.
+    /// - [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported) if the message has no id, because it was imported without one.
+    /// - [`ErrorKind::Busy`](crate::ErrorKind::Busy) if a run is active, or [`ErrorKind::Ended`](crate::ErrorKind::Ended).
+    pub async fn omit(&self, node: NodeId, block: usize) -> Result<(), Error> {
+        self.set_omitted(node, block, true).await
+    }
+
+    /// Sends an attachment again that [`omit`](Self::omit) has left out. If it was not left out, nothing changes.
+    ///
+    /// # Errors
+    ///
+    /// Returns the errors of [`omit`](Self::omit).
+    pub async fn restore(&self, node: NodeId, block: usize) -> Result<(), Error> {
+        self.set_omitted(node, block, false).await
+    }
+
+    async fn set_omitted(&self, node: NodeId, block: usize, is_omitted: bool) -> Result<(), Error> {
+        let tree = self.tree().await?;
+        let message = tree.node(node).ok_or_else(|| unknown_node(node))?.message();
+        if !message.content.get(block).is_some_and(Content::has_file) {
+            return Err(not_an_attachment(node, block));
+        }
+        let Some(id) = message.id.clone() else {
+            return Err(
+                StoreError::unsupported("leaving out an attachment of a message without an id").into()
+            );
+        };
+        // Messages may have been erased since they were named.
+        let known: HashSet<_> = tree.nodes().filter_map(|node| node.message().id.clone()).collect();
+        self.configure(move |config| {
+            let omitted = &mut config.settings.omitted;
+            let blocks = omitted.entry(id).or_default();
+            if is_omitted {
+                blocks.insert(block)
+            } else {
+                blocks.remove(&block)
+            };
+            omitted.retain(|id, blocks| !blocks.is_empty() && known.contains(id));
             Ok(())
         })
         .await

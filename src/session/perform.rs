@@ -87,6 +87,20 @@ pub enum SessionCommand {
         /// The labels.
         labels: Labels,
     },
+    /// Leaves an attachment out of requests: [`Session::omit`].
+    Omit {
+        /// The message.
+        node: NodeId,
+        /// The index of the block.
+        block: usize,
+    },
+    /// Sends an attachment again that was left out: [`Session::restore`].
+    Restore {
+        /// The message.
+        node: NodeId,
+        /// The index of the block.
+        block: usize,
+    },
     /// Erases a message and all messages below it: [`Session::erase`].
     Erase {
         /// The message.
@@ -154,6 +168,8 @@ impl Session {
             SessionCommand::Model { model } => {
                 self.configure(move |config| Ok(config.set_model(model)?)).await?;
             }
+            SessionCommand::Omit { node, block } => self.omit(node, block).await?,
+            SessionCommand::Restore { node, block } => self.restore(node, block).await?,
             SessionCommand::Erase { node } => self.erase(node).await?,
         }
         Ok(SessionAnswer::Done)

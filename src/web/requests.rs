@@ -189,7 +189,9 @@ pub(super) const fn action(command: &SessionCommand) -> Action {
         // A summary costs money, as an answer does.
         SessionCommand::Run(RunSpec { at: RunAt::Head, .. })
         | SessionCommand::Unstage { .. }
-        | SessionCommand::Compact(_) => Action::Prompt,
+        | SessionCommand::Compact(_)
+        | SessionCommand::Omit { .. }
+        | SessionCommand::Restore { .. } => Action::Prompt,
         SessionCommand::Decide { .. } => Action::Decide,
         SessionCommand::Cancel | SessionCommand::Interrupt => Action::Stop,
         SessionCommand::Run(_) | SessionCommand::Navigate { .. } => Action::Branch,

@@ -64,6 +64,8 @@ fn session_commands() -> Vec<SessionCommand> {
         SessionCommand::Title { title: None },
         SessionCommand::Labels { labels: user() },
         SessionCommand::Labels { labels: Labels::default() },
+        SessionCommand::Omit { node, block: 1 },
+        SessionCommand::Restore { node, block: 1 },
         SessionCommand::Erase { node },
     ]
 }

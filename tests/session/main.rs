@@ -34,6 +34,7 @@ mod long_work;
 mod losing;
 mod modes;
 mod moves;
+mod omitted;
 mod on_hold;
 mod open_uses;
 mod order;

@@ -130,6 +130,8 @@ async fn action_that_is_not_permitted_on_a_readable_conversation_is_forbidden() 
         json!({ "type": "navigate", "node": null }),
         json!({ "type": "title", "title": "x" }),
         json!({ "type": "labels", "labels": {} }),
+        json!({ "type": "omit", "node": 1, "block": 0 }),
+        json!({ "type": "restore", "node": 1, "block": 0 }),
         json!({ "type": "erase", "node": 1 }),
     ];
     for command in commands {

@@ -36,6 +36,7 @@ mod nested_approvals;
 #[path = "../support/npm.rs"]
 mod npm;
 mod older_versions;
+mod omitted;
 mod openapi;
 mod own_files;
 mod page;

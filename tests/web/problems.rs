@@ -85,6 +85,7 @@ const KINDS: &[(ErrorKind, u16, &str)] = &[
     (ErrorKind::NotStaged, 409, "not-staged"),
     (ErrorKind::NotAPrompt, 422, "not-a-prompt"),
     (ErrorKind::NotAnAnswer, 422, "not-an-answer"),
+    (ErrorKind::NotAnAttachment, 422, "not-an-attachment"),
     (ErrorKind::Unanswered, 422, "unanswered"),
     (ErrorKind::OpenToolUses, 422, "open-tool-uses"),
     (ErrorKind::NotCompactable, 422, "not-compactable"),

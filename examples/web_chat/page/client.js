@@ -59,7 +59,7 @@
  * @typedef {{ name: string, description: string, schema: any, has_handler: boolean, requires_approval?: boolean
  *   }} ToolDeclaration
  * @typedef {{ model: string, fallback_for?: string, system?: string, tools: ToolDeclaration[], options: any,
- *   max_steps?: number, turn_timeout?: Duration, history: Message[] }} StateView
+ *   max_steps?: number, turn_timeout?: Duration, omitted?: Record<string, number[]>, history: Message[] }} StateView
  * @typedef {{ last: string, state: StateView, status: "idle" | "busy" | "paused", step: number, compacting?: "size" | "overflow" | "request", pending: Message[],
  *   partial: PartialBlock[], run: number, first_turn?: string, turn?: string, answer?: string,
  *   pauses?: PendingUse[], tools?: ToolRun[], decisions?: [string, UseDecision][], budget?: BudgetReport,
@@ -92,7 +92,8 @@
  *   | { type: "decide", turn: string, decisions: [string, Decision][] } | { type: "cancel" }
  *   | { type: "compact", how?: "summary" | "clear" | "undo", focus?: string } | { type: "interrupt" } | { type: "navigate", node: number | null }
  *   | { type: "title", title: string | null } | { type: "labels", labels: Record<string, string> }
- *   | { type: "model", model: string } | { type: "erase", node: number }} SessionCommand
+ *   | { type: "model", model: string } | { type: "omit" | "restore", node: number, block: number }
+ *   | { type: "erase", node: number }} SessionCommand
  * @typedef {{ type: "accepted", accepted: "started" | "staged" | "known", turn?: string, id?: string, ahead?: number, state?: any }
  *   | ({ type: "response" } & Response) | { type: "prompt", prompt: Prompt } | { type: "message", message: Message }
  *   | { type: "done" }} SessionAnswer

@@ -184,6 +184,7 @@ export class Messages {
       const isTurnEnd = !isUser && (!next || next.message?.role === "user");
       view.update({
         entry, isBusy, isLast, siblings, own,
+        omitted: agent.state.omitted?.[entry.message?.id ?? ""] ?? [],
         question: isTurnEnd && entry.message && !(isBusy && isLast) ? prompt?.node?.id : undefined,
         isTurnEnd: isTurnEnd && !(isBusy && isLast),
         ended: ends.get(entry.key),
@@ -258,6 +259,7 @@ function isShownUser(message) {
  * @property {number} own The one of them that is shown.
  * @property {number | undefined} question The node of the prompt that the answer can be repeated for.
  * @property {any} tools
+ * @property {number[]} omitted The blocks that requests leave out.
  * @property {import("./client.js").Failure} [failure] Why the last run, which was about this message, has failed.
  */
 
@@ -319,12 +321,15 @@ class CompactionMessage {
 
 class UserMessage {
   #seen = "";
+  #omitted = "";
   /** @type {Message | null} */ #message = null;
   #isEditing = false;
 
   /** @param {Actions} actions */
   constructor(actions) {
     this.actions = actions;
+    /** @type {(file: import("./client.js").Attachment, block: number) => HTMLElement} */
+    this.file = attachment;
     this.body = h("div", { class: "body" });
     this.foot = h("div", { class: "foot" });
     this.note = h("div", { class: "outcome bad" });
@@ -332,14 +337,17 @@ class UserMessage {
   }
 
   /** @param {State} state */
-  update({ entry, isBusy, siblings, own, isLast, failure }) {
+  update({ entry, isBusy, siblings, own, isLast, omitted, failure }) {
     const message = /** @type {Message} */ (entry.message);
-    if (message !== this.#message && !this.#isEditing) {
-      const isSame = this.#message && JSON.stringify(this.#message.content) === JSON.stringify(message.content);
+    const node = entry.node?.id;
+    const left = [node, ...omitted].join();
+    if ((message !== this.#message || left !== this.#omitted) && !this.#isEditing) {
+      const isSame = this.#message && left === this.#omitted && JSON.stringify(this.#message.content) === JSON.stringify(message.content);
       this.#message = message;
+      this.#omitted = left;
+      this.file = (file, block) => this.#file(file, block, node, omitted.includes(block), isBusy);
       if (!isSame) this.#show();
     }
-    const node = entry.node?.id;
     const why = failure ? `The answer failed: ${reasonOf(failure)}` : "This message has no answer.";
     const seen = [node, siblings.join(), isLast, entry.isUnanswered && why].join("/");
     if (seen === this.#seen) return;
@@ -362,10 +370,28 @@ class UserMessage {
 
   #show() {
     const blocks = /** @type {Message} */ (this.#message).content;
-    place(this.body, blocks.filter((block) => block.type !== "tool_result").map((block) =>
+    place(this.body, [...blocks.entries()].filter(([, block]) => block.type !== "tool_result").map(([index, block]) =>
       block.type === "attachment"
-        ? attachment(block)
+        ? this.file(block, index)
         : h("p", { class: "plain", dir: "auto" }, block.type === "text" ? block.text : block.type)));
+  }
+
+  /**
+   * Returns a file with the button that leaves it out of requests, or sends it again.
+   * @param {import("./client.js").Attachment} file
+   * @param {number} block
+   * @param {number | undefined} node
+   * @param {boolean} isOmitted
+   * @param {boolean} isBusy
+   */
+  #file(file, block, node, isOmitted, isBusy) {
+    if (node === undefined) return attachment(file);
+    const type = isOmitted ? /** @type {const} */ ("restore") : /** @type {const} */ ("omit");
+    const press = () => this.actions.command({ type, node, block });
+    const label = isOmitted ? "Send this file to the model again" : "Do not send this file to the model any more";
+    const button = h("button", { type: "button", class: "small quiet needs-idle", title: label, onclick: press }, isOmitted ? "Include again" : "Leave out");
+    button.disabled = isBusy;
+    return h("div", { class: isOmitted ? "omitted" : undefined }, attachment(file), button);
   }
 
   /** @param {number} node */

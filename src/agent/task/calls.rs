@@ -51,7 +51,8 @@ impl AgentTask {
             CallbackCall::PrepareStep => {
                 let mut request = Box::new(self.request());
                 let turn = self.core.phase().turn();
-                let conversation = turn.map(|turn| turn.working.sent().clone()).unwrap_or_default();
+                let sent = |turn: &Turn| self.config.settings.sent(turn.working.sent());
+                let conversation = turn.map(sent).unwrap_or_default();
                 contain(async move {
                     prepare(callbacks, &mut request, &mut state).await;
                     request.mark_lasting(&conversation);
@@ -112,7 +113,7 @@ impl AgentTask {
     /// Returns the next request of a turn, to this model.
     pub(super) fn request_to(&self, model: &Model, turn: &Turn) -> Request {
         let own = &turn.origin.prompt.options;
-        let mut request = Request::new(turn.conversation());
+        let mut request = Request::new(self.config.settings.sent(&turn.conversation()));
         request.model = Arc::clone(model.id());
         request.system.clone_from(&self.config.settings.system);
         request.tools = turn.origin.prompt.client_tools.after(&self.config.tools);

@@ -92,7 +92,7 @@ impl AgentTask {
             let least = u32::try_from(window / 8).map_or(SUMMARY_TOKENS, |part| part.min(SUMMARY_TOKENS));
             request.options.set_max_tokens(Some(limit.max(least)));
         }
-        request.history = turn.to_summarise(plan, &self.config);
+        request.history = self.config.settings.sent(&turn.to_summarise(plan, &self.config));
         request.options.set_output(None);
         request.options.set_tool_choice(plan.forbids_tools.then_some(ToolChoice::None));
         if let Err(message) = guard("provider", || model.complete(&mut request)) {

@@ -137,6 +137,7 @@ pub(super) const COMMAND: Kinds = &[
     Kind(422, "invalid-prompt", "The prompt has content or settings that a client cannot send."),
     Kind(422, "not-a-prompt", "The message is not a prompt."),
     Kind(422, "not-an-answer", "The message is not an answer."),
+    Kind(422, "not-an-attachment", "The block is not a file."),
     Kind(422, "not-at-step", "The prompt cannot join the turn in flight."),
     Kind(422, "not-compactable", "The conversation cannot be compacted."),
     Kind(422, "open-tool-uses", "The message has open tool uses."),

@@ -34,6 +34,10 @@ await step("files are chosen, dropped, pasted and removed", async (made) => {
   await idle(page);
   await page.waitForFunction(() => document.querySelector(".message.user img")?.naturalWidth === 8);
   await until(async () => assert.deepEqual(await texts(page, ".message.user .file-link bdi"), ["notes.txt", "pasted.md"]));
+  await page.getByRole("button", { name: "Leave out" }).first().click();
+  await page.locator(".message.user .omitted img").waitFor();
+  await page.getByRole("button", { name: "Include again" }).click();
+  await page.waitForFunction(() => !document.querySelector(".omitted"));
   const download = page.waitForEvent("download");
   await page.locator(".file-link").first().click();
   assert.equal((await download).suggestedFilename(), "notes.txt");

@@ -48,6 +48,7 @@
 mod approvals;
 mod closing;
 mod event;
+mod fork;
 mod limits;
 mod opening;
 mod recovery;
@@ -69,6 +70,7 @@ pub(crate) use closing::TitleOrLabels;
 
 pub use closing::Shutdown;
 pub use event::{Activity, Listed, ManagerEvent, ManagerSnapshot, OpenSession, Presence};
+pub use fork::ForkOptions;
 use limits::TurnLimits;
 use opening::{ConversationSource, OpenedBy};
 pub use opening::{OpenOptions, OpenedSession};

@@ -86,6 +86,7 @@ pub use builder::SessionBuilder;
 use command::{SessionReplyTx, SessionTaskCommand, StartedRun, StopSession};
 use error::of_agent;
 
+pub(crate) use core::check_end;
 pub(crate) use error::{check_title, damaged_turn};
 pub use event::{SavedPart, SessionEvent, StoreReport};
 pub(crate) use loading::closed;

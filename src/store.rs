@@ -81,6 +81,7 @@ pub use search::{Found, Hit, Query};
 #[cfg(feature = "sqlite")]
 pub use sqlite::SqliteStore;
 pub(crate) use traits::StoreTraits;
+pub(crate) use transfer::put_path;
 pub use transfer::{Copied, CopyOptions, copy, copy_one};
 pub use turn::TurnSummary;
 pub(crate) use turn::{InapplicableDecision, StoredTurn, TurnChange, Turns};

@@ -57,6 +57,7 @@
 //! | `GET /usage?from=&to=` | the usage of all conversations of the principal, by model |
 //! | `GET C` | the [snapshot](crate::session::SessionSnapshot) |
 //! | `DELETE C` | deletes the conversation |
+//! | `POST C/forks` with `{node, title}` | copies the path to a message into a new conversation of the principal, and answers like `POST /conversations` |
 //! | `POST C/commands` | runs a [`SessionCommand`](crate::session::SessionCommand); decisions, a title and labels do not open the conversation, all others do |
 //! | `GET C/messages?before=&limit=` | the messages before a node, on its branch, oldest first: at most 4 MiB, but at least one |
 //! | `GET C/usage?limit=&after=` | the usage ledger, newest first, and the usage of sub-agents on its first page |
@@ -119,8 +120,8 @@ pub(crate) use guard::guarded;
 pub use problem::Problem;
 #[cfg(all(test, feature = "schema"))]
 pub(crate) use requests::{
-    ApprovalPage, Created, ListPage, ListQuery, MessagePage, MessagesQuery, NewConversation, PeriodQuery,
-    RowsPage, RowsQuery, SearchQuery, WatchQuery,
+    ApprovalPage, Created, ListPage, ListQuery, MessagePage, MessagesQuery, NewConversation, NewFork,
+    PeriodQuery, RowsPage, RowsQuery, SearchQuery, WatchQuery,
 };
 pub use view::View;
 

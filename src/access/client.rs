@@ -17,6 +17,8 @@ use crate::{
     store::{ConversationId, Filter, Labels, Page},
     subscription::{EventId, Update},
 };
+#[cfg(feature = "web")]
+use crate::{manager::ForkOptions, tree::NodeId};
 
 /// The conversations of a manager, as a principal may use them.
 #[derive(Clone)]
@@ -211,6 +213,32 @@ impl AuthorizedClient {
         Ok((session, subscription, labels))
     }
 
+    /// Returns the options of a new conversation, if the client may create one.
+    async fn new_options(&self, model: Option<String>, mode: Option<Mode>) -> Result<OpenOptions, Error> {
+        if self.draining.is_cancelled() {
+            return Err(Error::new(ErrorKind::Draining, ErrorKind::Draining.title()));
+        }
+        let labels = self.principal.labels();
+        if !self.may(Action::Create, labels) {
+            return Err(Error::new(ErrorKind::NotPermitted, "This principal cannot create conversations."));
+        }
+        self.options(&StartRequest { model, ..self.request(labels) }, mode).await
+    }
+
+    /// Forks a conversation that the client may read. The fork has the labels of a new conversation.
+    #[cfg(feature = "web")]
+    pub(crate) async fn fork(
+        &self,
+        id: &ConversationId,
+        node: NodeId,
+        title: Option<String>,
+    ) -> Result<ConversationId, Error> {
+        let labels = self.new_options(None, None).await?.into_labels();
+        let options = title.into_iter().fold(ForkOptions::new(labels), ForkOptions::with_title);
+        let check = async { self.permitted(id, &[Action::Read]).await.map(drop) };
+        self.manager.fork_if(id, node, options, check).await
+    }
+
     /// Creates a conversation with the labels of the principal. If the client is connected by a pipe, a conversation
     /// without an id is stored after its first turn. Other conversations are stored at once.
     pub(crate) async fn create(
@@ -219,14 +247,7 @@ impl AuthorizedClient {
         (title, model): (Option<String>, Option<String>),
         mode: Option<Mode>,
     ) -> Result<OpenedSession, Error> {
-        if self.draining.is_cancelled() {
-            return Err(Error::new(ErrorKind::Draining, ErrorKind::Draining.title()));
-        }
-        let labels = self.principal.labels();
-        if !self.may(Action::Create, labels) {
-            return Err(Error::new(ErrorKind::NotPermitted, "This principal cannot create conversations."));
-        }
-        let mut options = self.options(&StartRequest { model, ..self.request(labels) }, mode).await?;
+        let mut options = self.new_options(model, mode).await?;
         if let Some(title) = title {
             options = options.title(title);
         }
@@ -234,8 +255,7 @@ impl AuthorizedClient {
             return self.manager.create(options).await;
         }
         if let Some(id) = id.filter(|id| id.is_of_sub_agent()) {
-            let text = "An id that begins with `sub-` belongs to a sub-agent. Choose another one.";
-            return Err(Error::new(ErrorKind::SubAgent, text).with_member("conversation", id));
+            return Err(Error::id_of_a_sub_agent(id));
         }
         let id = id.cloned().unwrap_or_else(ConversationId::generate);
         self.within_room(self.manager.create_with_id(&id, options)).await

@@ -411,6 +411,12 @@ impl OpenOptions {
         pub fn labels(self, labels: Labels) { self.labels = labels }
     }
 
+    /// Returns the labels of a new conversation.
+    #[cfg(feature = "web")]
+    pub(crate) fn into_labels(self) -> Labels {
+        self.labels
+    }
+
     /// Adds labels to the labels that a new conversation gets.
     #[cfg(any(feature = "acp", feature = "mcp-server", feature = "web"))]
     pub(crate) fn add_labels(mut self, more: &Labels) -> Result<Self, crate::Error> {

@@ -31,6 +31,7 @@ mod simulation;
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use branching::UncommittedBranch;
+pub(crate) use branching::check_end;
 pub(super) use branching::{BranchBase, PathMove};
 use flight::TurnRecordTracker;
 use prompts::KnownPrompts;

@@ -63,6 +63,11 @@ pub(crate) fn damaged_turn(problem: &str) -> Error {
 
 impl Error {
     /// Returns the error for a change of the labels of a sub-agent.
+    pub(crate) fn id_of_a_sub_agent(id: &ConversationId) -> Self {
+        let text = "An id that begins with `sub-` belongs to a sub-agent. Choose another one.";
+        Self::new(ErrorKind::SubAgent, text).with_member("conversation", id)
+    }
+
     pub(crate) fn labels_of_a_sub_agent(id: &ConversationId) -> Self {
         let text = format!("conversation {id} has the labels of its root; set the labels of the root");
         Self::new(ErrorKind::SubAgent, text).with_member("conversation", id)

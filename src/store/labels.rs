@@ -73,6 +73,11 @@ impl Labels {
         Self::new(self.iter().filter(|label| !is_place(label)).chain(own.into_iter().filter(is_place)))
     }
 
+    /// Returns these labels without the places of a sub-agent.
+    pub(crate) fn without_places(&self) -> Self {
+        self.without(&[Self::ROOT, Self::PARENT, Self::CALL])
+    }
+
     /// Returns these labels without those that have one of these names.
     pub(super) fn without(&self, names: &[&str]) -> Self {
         let kept = self.iter().filter(|(name, _)| !names.contains(name));

@@ -8,7 +8,8 @@
 use std::time::{Duration, Instant};
 
 use super::{
-    Change, Commit, ConversationId, Page, Store, StoreError, Stored, Write, WriteId, digest::ContentHasher,
+    Change, Commit, ConversationId, Labels, Page, StateChange, Store, StoreError, Stored, StoredState, Write,
+    WriteId, digest::ContentHasher,
 };
 use crate::{
     message::UsageRow,
@@ -333,6 +334,21 @@ pub(super) async fn put(
         Some(current) if current > written => Err(StoreError::Conflict { id: id.clone(), current }),
         before => Ok(before != Some(written)),
     }
+}
+
+/// Writes a conversation with the nodes and the state of `stored`, and without usage. Its labels and its title are part of
+/// the last write, so no list of a tenant has a part of it. If a call was interrupted, the same call completes it.
+pub(crate) async fn put_path(to: &dyn Store, id: &ConversationId, stored: Stored) -> Result<(), StoreError> {
+    let state = stored.state.clone();
+    let hidden = StoredState { labels: Labels::default(), title: None, ..state.clone() };
+    let portable =
+        PortableConversation { stored: Stored { state: hidden, ..stored }, usage: Some(Vec::new()) };
+    match put(to, id, portable, CopyOptions::default()).await {
+        Err(StoreError::Conflict { .. }) => return Err(StoreError::AlreadyExists { id: id.clone() }),
+        put => put?,
+    };
+    let version = to.summary(id).await?.version;
+    to.write(id, &Write::on(version), &Change::State(StateChange::whole(state))).await.map(drop)
 }
 
 /// The ids of the writes that make a copy. An id is derived from the copied content. So copying again repeats the same

@@ -34,6 +34,18 @@ pub(crate) struct ListQuery {
     pub(super) after: Option<String>,
 }
 
+/// The message at which a conversation is forked.
+#[derive(Debug, Deserialize)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[serde(deny_unknown_fields)]
+pub(crate) struct NewFork {
+    /// The title. Without it, the new conversation has the title of the original.
+    #[serde(default)]
+    pub(super) title: Option<String>,
+    /// The last message of the new conversation.
+    pub(super) node: NodeId,
+}
+
 /// A search.
 #[derive(Debug, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]

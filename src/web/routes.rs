@@ -26,8 +26,8 @@ use super::{
     pages::visible,
     requests::{
         ApprovalPage, Created, ListPage, ListQuery, ListedApproval, MessagePage, MessagesQuery,
-        NewConversation, PeriodQuery, RowsPage, RowsQuery, SearchQuery, WatchQuery, action, check_count,
-        position, position_text, prompt_of,
+        NewConversation, NewFork, PeriodQuery, RowsPage, RowsQuery, SearchQuery, WatchQuery, action,
+        check_count, position, position_text, prompt_of,
     },
 };
 use crate::{
@@ -65,13 +65,14 @@ pub(super) use routes;
 /// Returns all routes. The first parameter of a path is the conversation: `{id}` is its own id, `{chat}` and `{thread}`
 /// are ids of clients. If a path has no such parameter, the handler itself checks the access to the conversations that
 /// it uses.
-pub(super) fn all() -> [Route; 16] {
+pub(super) fn all() -> [Route; 17] {
     routes! {
         GET "/conversations" List list;
         POST "/conversations" Create create;
         GET "/conversations/{id}" Read read;
         DELETE "/conversations/{id}" Delete delete;
         POST "/conversations/{id}/commands" Read command;
+        POST "/conversations/{id}/forks" Read fork;
         GET "/conversations/{id}/messages" Read messages;
         GET "/conversations/{id}/usage" Read rows;
         GET "/conversations/{id}/files/{message}/{block}" Read file;
@@ -148,6 +149,17 @@ impl WebRequest {
         self.client.may_list(&listed.summary.labels)
     }
 
+    /// Returns the answer to a request that has created this conversation.
+    fn created(&self, id: ConversationId) -> Response {
+        let location = HeaderValue::try_from(format!("{}/conversations/{id}", self.base));
+        let mut response = json(&Created { id });
+        *response.status_mut() = StatusCode::CREATED;
+        if let Ok(location) = location {
+            response.headers_mut().insert(header::LOCATION, location);
+        }
+        response
+    }
+
     fn check_model(&self, model: Option<&String>) -> Result<(), Problem> {
         match model {
             Some(model) if !self.web.0.models.contains(model) => Err(Problem::unknown_model(model)),
@@ -178,14 +190,13 @@ async fn create(mut call: WebRequest) -> Result<Response, Problem> {
     let new: NewConversation = call.json(call.web.0.limits.body).await?;
     call.check_model(new.model.as_ref())?;
     let opened = call.client.create(None, (new.title, new.model), None).await?;
-    let id = opened.session.id().clone();
-    let location = HeaderValue::try_from(format!("{}/conversations/{id}", call.base));
-    let mut response = json(&Created { id });
-    *response.status_mut() = StatusCode::CREATED;
-    if let Ok(location) = location {
-        response.headers_mut().insert(header::LOCATION, location);
-    }
-    Ok(response)
+    Ok(call.created(opened.session.id().clone()))
+}
+
+async fn fork(mut call: WebRequest) -> Result<Response, Problem> {
+    let NewFork { node, title } = call.json(call.web.0.limits.body).await?;
+    let id = call.client.fork(call.id()?, node, title).await?;
+    Ok(call.created(id))
 }
 
 async fn read(call: WebRequest) -> Result<Response, Problem> {

@@ -12,6 +12,7 @@ mod elsewhere;
 mod faults;
 mod feed;
 mod flavours;
+mod fork;
 mod kept_at_end;
 mod labels;
 #[allow(dead_code, reason = "shared with other tests")]

@@ -15,6 +15,7 @@ mod client_ids;
 mod commands;
 mod compacted;
 mod faulty;
+mod forks;
 mod front_ends;
 mod hidden;
 mod js;

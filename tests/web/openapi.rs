@@ -290,6 +290,9 @@ async fn requests_and_answers_of_every_operation_fit_the_document() {
     // The events of both streams are checked when they are read.
     app.stream("ann", &format!("{one}/events"), None).await.next().await.unwrap();
     seen.extend(["watch", "watchConversation"]);
+    let forked = app.post("ann", &format!("{one}/forks"), json!({ "node": 2 })).await;
+    assert_eq!(forked.status, StatusCode::CREATED, "{}", forked.text);
+    seen.insert(forked.operation.unwrap());
     let deleted = app.answer(request(Method::DELETE, "ann", &one, None)).await;
     seen.insert(deleted.operation.unwrap());
     let all: BTreeSet<&str> = DOCUMENT.operations.iter().map(|operation| operation.id.as_str()).collect();

@@ -74,6 +74,7 @@ impl Entry {
             (_, "/api/chat") => Some(submit(id, "u1", "Hi")),
             (_, "/ag-ui") => Some(run_input(id, "r1", "Hi")),
             (&Method::POST, path) if path.ends_with("/commands") => Some(prompt("Hi")),
+            (&Method::POST, path) if path.ends_with("/forks") => Some(json!({ "node": 2 })),
             (&Method::POST, path) if path.ends_with("/stop") => None,
             (&Method::POST, _) => Some(json!({})),
             _ => None,

@@ -111,6 +111,16 @@ const messages = new Messages(byId("messages"), {
     }
   },
   command: (what) => (what.type === "run" && what.prompt ? command(what) : press(what)),
+  async fork(node) {
+    if (!current) return;
+    try {
+      const { id } = await client.fork(current, node);
+      location.hash = `/${encodeURIComponent(id)}`;
+      await sidebar.refresh();
+    } catch (error) {
+      fail(error);
+    }
+  },
 });
 
 const sidebar = new Sidebar(client, {

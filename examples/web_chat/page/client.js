@@ -196,6 +196,17 @@ export class Client {
   }
 
   /**
+   * Copies the path to a node into a new conversation.
+   * @param {string} id
+   * @param {number} node
+   * @param {string} [title]
+   * @returns {Promise<{ id: string }>}
+   */
+  fork(id, node, title) {
+    return this.#json("POST", `${this.#path(id)}/forks`, { node, title });
+  }
+
+  /**
    * Returns the messages before a node, on its branch, oldest first. `next` is the `before` of the next page, and is
    * absent at the first message.
    * @param {string} id

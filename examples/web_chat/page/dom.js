@@ -69,6 +69,7 @@ const ICONS = {
   copy: "M9 9h10v10H9zM5 15V5h10",
   edit: "M4 20l1-4L16 5l3 3L8 19z",
   trash: "M5 7h14M9 7V4h6v3M7 7l1 13h8l1-13M10 11v5M14 11v5",
+  fork: "M6 4v6a4 4 0 0 0 4 4h9M15 10l4 4-4 4M6 10v10",
   redo: "M19 12a7 7 0 1 1-2.5-5.4M17 2v5h-5",
   left: "M14 6l-6 6 6 6",
   right: "M10 6l6 6-6 6",

@@ -15,6 +15,7 @@ import { ToolCard } from "./tools.js";
  * @typedef {object} Actions
  * @property {(pause: import("./client.js").PendingUse, decision: import("./client.js").Decision) => Promise<void>} decide
  * @property {(command: import("./client.js").SessionCommand) => Promise<any>} command
+ * @property {(node: number) => Promise<void>} fork
  */
 
 /**
@@ -490,6 +491,7 @@ class AnswerMessage {
         again.disabled = isBusy;
         parts.push(again);
       }
+      if (node) parts.push(iconButton("fork", "Continue in a new conversation", () => this.actions.fork(node.id)));
     }
     if (siblings.length > 1 && node) parts.push(alternates(this.actions, siblings, own, isBusy, "answer"));
     if (isTurnEnd && message?.timestamp) parts.push(time(message.timestamp));

@@ -47,6 +47,33 @@ pub(super) fn unfit(kind: ErrorKind, node: NodeId, text: &str) -> Error {
     Error::new(kind, format!("node {node} {text}")).with_member("node", node)
 }
 
+/// Checks that a history may end at this node.
+pub(crate) fn check_end(tree: &Tree, id: NodeId) -> Result<(), Error> {
+    let mut end = Some(tree.node(id).ok_or_else(|| unknown_node(id))?);
+    // A run continues from a compaction as from the message before it.
+    while let Some(compaction) = end.filter(|node| node.message().compaction.is_some()) {
+        end = compaction.parent().and_then(|parent| tree.node(parent));
+    }
+    let Some(node) = end else { return Ok(()) };
+    if node.message().role != Role::Assistant && !is_end_with_results(tree, node) {
+        let text = "is a user message; give the assistant message to continue from, or regenerate this one";
+        return Err(unfit(ErrorKind::NotAnAnswer, id, text));
+    }
+    if node.message().tool_uses().next().is_some() && !node.left_open() {
+        let text = "has open tool uses; give an assistant message without open tool uses";
+        return Err(unfit(ErrorKind::OpenToolUses, id, text));
+    }
+    Ok(())
+}
+
+/// Returns whether a turn ended with this user message, which has the results of the turn's own tools. The usage of a
+/// turn is at its last assistant message.
+fn is_end_with_results(tree: &Tree, node: &Node) -> bool {
+    let answer = node.parent().and_then(|parent| tree.node(parent));
+    let is_last = |answer: &Node| answer.usage().is_some() && !answer.left_open();
+    node.message().tool_results().next().is_some() && answer.is_some_and(is_last)
+}
+
 impl SessionCore {
     /// Returns the place in the tree where a run starts, and the message that starts the run.
     ///
@@ -80,31 +107,8 @@ impl SessionCore {
 
     /// Returns the base of a branch below a node at which a history may end.
     fn below(&self, end: Option<NodeId>) -> Result<BranchBase, Error> {
-        let mut node = end.map(|id| self.node(id)).transpose()?;
-        // A run continues from a compaction as from the message before it.
-        while let Some(compaction) = node.filter(|node| node.message().compaction.is_some()) {
-            node = compaction.parent().and_then(|parent| self.tree.node(parent));
-        }
-        if let (Some(id), Some(node)) = (end, node) {
-            if node.message().role != Role::Assistant && !self.is_end_with_results(node) {
-                let text =
-                    "is a user message; give the assistant message to continue from, or regenerate this one";
-                return Err(unfit(ErrorKind::NotAnAnswer, id, text));
-            }
-            if node.message().tool_uses().next().is_some() && !node.left_open() {
-                let text = "has open tool uses; give an assistant message without open tool uses";
-                return Err(unfit(ErrorKind::OpenToolUses, id, text));
-            }
-        }
+        end.map_or(Ok(()), |end| check_end(&self.tree, end))?;
         Ok(self.base(end, None))
-    }
-
-    /// Returns whether a turn ended with this user message, which has the results of the turn's own tools. The usage of a
-    /// turn is at its last assistant message.
-    fn is_end_with_results(&self, node: &Node) -> bool {
-        let answer = node.parent().and_then(|parent| self.tree.node(parent));
-        let is_last = |answer: &Node| answer.usage().is_some() && !answer.left_open();
-        node.message().tool_results().next().is_some() && answer.is_some_and(is_last)
     }
 
     /// Returns the user message with this id. Fails unless this message started a turn.

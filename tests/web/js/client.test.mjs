@@ -220,6 +220,7 @@ test("requests_have_the_routes_of_the_server", async () => {
   await client.snapshot("a/b");
   await client.delete("c");
   await client.command("c", { type: "interrupt" });
+  await client.fork("c", 4);
   await client.messages("c", { before: 7, limit: 2 });
   await client.rows("c", { limit: 1 });
   await client.usage({ from: 1 });
@@ -229,7 +230,7 @@ test("requests_have_the_routes_of_the_server", async () => {
   assert.deepEqual(seen, [
     "GET /agent/conversations?limit=5&after=1.a", "GET /agent/search?q=a+b", "GET /agent/approvals?limit=5", 'POST /agent/conversations {"title":"T"}',
     "GET /agent/conversations/a%2Fb", "DELETE /agent/conversations/c",
-    'POST /agent/conversations/c/commands {"type":"interrupt"}',
+    'POST /agent/conversations/c/commands {"type":"interrupt"}', 'POST /agent/conversations/c/forks {"node":4}',
     "GET /agent/conversations/c/messages?before=7&limit=2",
     "GET /agent/conversations/c/usage?limit=1", "GET /agent/usage?from=1", "GET /agent/schema/updates",
     "GET /agent/schema/commands", "GET /agent/events?watch=c&list=true",

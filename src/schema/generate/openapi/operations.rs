@@ -4,7 +4,7 @@ use schemars::{JsonSchema, Schema};
 use serde_json::Value;
 
 use super::problems::{
-    BODY, BUSY, COMMAND, CONVERSATION, CREATE, Kinds, MODEL, OPEN, QUERY, SEARCH, STALE, START, STORE,
+    BODY, BUSY, COMMAND, CONVERSATION, CREATE, FORK, Kinds, MODEL, OPEN, QUERY, SEARCH, STALE, START, STORE,
     STREAM, SUB_AGENT, SUMS, TITLE, UNSUPPORTED, WRITE,
 };
 use crate::{
@@ -13,8 +13,8 @@ use crate::{
     session::{SessionAnswer, SessionCommand, SessionSnapshot},
     store::{ConversationId, Found},
     web::{
-        ApprovalPage, Created, ListPage, ListQuery, MessagePage, MessagesQuery, NewConversation, PeriodQuery,
-        RowsPage, RowsQuery, SearchQuery, WatchQuery,
+        ApprovalPage, Created, ListPage, ListQuery, MessagePage, MessagesQuery, NewConversation, NewFork,
+        PeriodQuery, RowsPage, RowsQuery, SearchQuery, WatchQuery,
     },
 };
 
@@ -128,6 +128,16 @@ pub(super) const OPERATIONS: &[Operation] = &[
             UNSUPPORTED,
             WRITE,
         ],
+        ..PLAIN
+    },
+    Operation {
+        route: "POST /conversations/{id}/forks",
+        id: "forkConversation",
+        summary: "Copies the path to a message into a new conversation.",
+        description: "The new conversation belongs to the principal. The original does not change.",
+        body: Some(Document::include::<NewFork>),
+        answer: Answer::Created(Document::include::<Created>),
+        problems: &[CONVERSATION, BODY, STORE, OPEN, START, FORK, TITLE, WRITE],
         ..PLAIN
     },
     Operation {

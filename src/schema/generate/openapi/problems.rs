@@ -127,6 +127,11 @@ pub(super) const STREAM: Kinds = &[
     Kind(429, "too-many-streams", "Too many streams are open, in total or for this principal."),
 ];
 
+pub(super) const FORK: Kinds = &[
+    Kind(422, "not-an-answer", "The message is not an answer."),
+    Kind(422, "open-tool-uses", "The message has open tool uses."),
+];
+
 pub(super) const COMMAND: Kinds = &[
     Kind(409, "idle", "No run is active."),
     Kind(409, "known-prompt", "A prompt with this id was accepted before."),

@@ -40,6 +40,23 @@ await step("an answer is stopped, repeated and edited, and alternates are chosen
   await until(async () => assert.equal(await lastAnswer(page), "1 2 3"));
 });
 
+await step("an answer is continued in a new conversation", async (made) => {
+  const page = await open(made);
+  await say(page, "count to 3");
+  await idle(page);
+  await say(page, "count to 4");
+  await idle(page, 2);
+  const before = page.url();
+  await page.locator(".message.answer").first().hover();
+  await page.getByRole("button", { name: "Continue in a new conversation" }).first().click();
+  await until(async () => assert.notEqual(page.url(), before));
+  await until(async () => assert.deepEqual(await texts(page, ".message.answer .markdown"), ["1 2 3"]));
+  await say(page, "count to 2");
+  await idle(page, 2);
+  await page.goto(before);
+  await until(async () => assert.deepEqual(await texts(page, ".message.answer .markdown"), ["1 2 3", "1 2 3 4"]));
+});
+
 await step("alternates are chosen between answers, and not during one", async (made) => {
   const page = await open(made);
   await say(page, "count to 3");

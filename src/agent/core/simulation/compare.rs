@@ -104,7 +104,7 @@ impl World {
                 turn.working = working;
             }
             AgentPhase::Noticing { then: EventContinuation::Continue(between), .. } => {
-                between.recorded = true
+                between.recorded = true;
             }
             AgentPhase::Idle | AgentPhase::Noticing { .. } => return Ok(()),
         }
@@ -191,7 +191,7 @@ impl AgentTurnStage {
                 lost @ (AgentTurnStage::Noticing { .. } | AgentTurnStage::Compacting { .. }),
             )
             | (stage @ AgentTurnStage::Streaming { .. }, lost @ AgentTurnStage::Streaming { .. }) => {
-                *stage = lost.clone()
+                *stage = lost.clone();
             }
             (stage, AgentTurnStage::Paused { .. }) => {
                 if let AgentTurnStage::Deciding { tools } = stage {

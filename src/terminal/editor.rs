@@ -30,7 +30,9 @@ pub(super) fn lines() -> Entries {
     let (sender, lines) = channel::channel(1);
     // A read can't be cancelled, so a read on the runtime would keep the runtime from ending.
     thread::spawn(move || {
-        for line in io::stdin().lock().lines().map_while(Result::ok) {
+        // A line that is not UTF-8 is still a line. It must not end the input.
+        for line in io::stdin().lock().split(b'\n').map_while(Result::ok) {
+            let line = String::from_utf8_lossy(&line).trim_end_matches('\r').to_owned();
             if sender.blocking_send(Entry::Line(line)).is_err() {
                 return;
             }
@@ -67,7 +69,8 @@ impl Editor {
     pub(super) fn set_prompt(&self, prompt: Option<String>) -> bool {
         let (is_reading, is_wanted) = (self.is_reading(), prompt.is_some());
         let is_new = std::mem::replace(&mut *lock(&self.prompt), prompt).is_none() && is_wanted;
-        if is_new {
+        // A line that is read now is followed by a look at the prompt, so no wake has to wait in the pipe for it.
+        if is_new && !self.is_reading() {
             self.wake();
         }
         is_reading && !is_new

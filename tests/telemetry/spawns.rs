@@ -44,6 +44,7 @@ const WITHOUT_SPAN: &[(&str, &str, &str)] = &[
     ),
     ("store/postgres/connect.rs", "tokio::spawn(", "a connection outlives its first operation"),
     ("store/sqlite/workers.rs", "spawn(move ||", "a thread that lives as long as the store"),
+    ("terminal/editor.rs", "thread::spawn(move ||", "a thread that reads lines as long as the chat lives"),
 ];
 
 /// Returns the source files, without the tests and the suites for tests.

@@ -420,7 +420,8 @@ impl Step {
         self.block(start, pieces.iter().map(|piece| Part::Input((*piece).to_owned())))
     }
 
-    /// Adds the usage of the request up to this point.
+    /// Adds the usage of the request up to this point, also to a complete step such as [`Step::text`]. Without usage, the
+    /// cost of the request is not known.
     pub fn usage(self, usage: Usage) -> Self {
         self.data(MessageDelta { usage: Some(usage), ..MessageDelta::default() })
     }

@@ -259,9 +259,9 @@ pub trait Tool: Send + Sync + 'static {
     /// Before an agent runs the tool, it pauses and waits for the decision of [`Agent::resume`](crate::Agent::resume).
     ///
     /// ```
-    /// use omni_agent::tool::{Tool, tool_fn};
+    /// use omni_agent::{Tool, tool};
     ///
-    /// let delete = tool_fn("delete_file", "Deletes a file.", |path: String, _| async move {
+    /// let delete = tool!("delete_file", "Deletes a file.", async |path: String| {
     ///     std::fs::remove_file(path)?;
     ///     Ok("Deleted.")
     /// });
@@ -284,11 +284,9 @@ pub trait Tool: Send + Sync + 'static {
     /// Returns the same tool with another declaration of whether its calls may be repeated.
     ///
     /// ```
-    /// use omni_agent::tool::{Replay, Tool, tool_fn};
+    /// use omni_agent::{Tool, tool, tool::Replay};
     ///
-    /// let read = tool_fn("read_file", "Reads a file.", |path: String, _| async move {
-    ///     Ok(std::fs::read_to_string(path)?)
-    /// });
+    /// let read = tool!("read_file", "Reads a file.", async |path: String| Ok(std::fs::read_to_string(path)?));
     /// assert_eq!(read.replay(), Replay::Never);
     /// assert_eq!(read.with_replay(Replay::Safe).replay(), Replay::Safe);
     /// ```

@@ -107,8 +107,10 @@ struct FnTool<I, F> {
     input: PhantomData<fn(I)>,
 }
 
-/// Makes a tool from a closure. `I` is any `Deserialize + JsonSchema` type. If `I` is [`Value`], the tool accepts any
-/// object.
+/// Makes a tool from a closure. `I` is any `Deserialize + JsonSchema` type whose schema describes an object, such as a
+/// struct. With another type, such as `String`, no agent starts with the tool
+/// ([`ToolSetError::BadSchema`](super::ToolSetError::BadSchema)). If `I` is [`Value`], the tool accepts any object.
+/// [`tool!`](crate::tool!) makes the object from the parameters of a closure.
 ///
 /// ```
 /// use omni_agent::tool::{ToolContext, ToolSet, tool_fn};

@@ -94,7 +94,8 @@ pub enum RunStep {
     ToolResult(Box<ToolResult>),
     /// Everything since the last `Request` is void.
     Void {
-        /// The failure after which the request is repeated, if it is repeated and the failure is known.
+        /// The failure after which the request is repeated. `None` if the request is not repeated, for example because a
+        /// budget refuses it, or if the event was missed.
         failure: Option<Failure>,
         /// The full name of the backup model that repeats the request, if one does.
         model: Option<Arc<str>>,
@@ -650,6 +651,10 @@ impl Running {
 
     /// Reads the run to its end, and returns the response as a value of a Rust type. If the event with the response was
     /// missed, the value is read from the text of the last message.
+    ///
+    /// [`RunRequest::follow`] sends no schema of the type. To send it, pass
+    /// [`Options::with_output`](crate::Options::with_output) to [`RunRequest::with_options`]. Otherwise, the model does
+    /// not know the type, and the value is read from the text of its answer.
     ///
     /// # Errors
     ///

@@ -59,7 +59,7 @@
 //! | `DELETE C` | deletes the conversation |
 //! | `POST C/forks` with `{node, title}` | copies the path to a message into a new conversation of the principal, and answers like `POST /conversations` |
 //! | `POST C/commands` | runs a [`SessionCommand`](crate::session::SessionCommand); decisions, a title and labels do not open the conversation, all others do |
-//! | `GET C/messages?before=&limit=` | the messages before a node, on its branch, oldest first: at most 4 MiB, but at least one |
+//! | `GET C/messages?before=&limit=` | the messages before a node, on its branch, oldest first: at most 4 MiB, but at least one; `before` is required, and the snapshot has the newest messages |
 //! | `GET C/usage?limit=&after=` | the usage ledger, newest first, and the usage of sub-agents on its first page |
 //! | `GET C/files/{message}/{block}` | the bytes of an attachment |
 //! | `GET C/events?messages=` | a stream of the conversation's updates |

@@ -55,8 +55,9 @@
 //! WHERE conversations.id = 'holiday' ORDER BY nodes.version, place;
 //! ```
 //!
-//! SQLite keeps two files next to the database file: its write-ahead log (`-wal`) and the log's index (`-shm`). As long
-//! as a process has the file open, both belong to its content. To copy the file during that time, use `VACUUM INTO` or
+//! SQLite keeps two files next to the database file: its write-ahead log (`-wal`) and the log's index (`-shm`). Both
+//! belong to its content. The threads of a dropped store close the file in the background, so the two can stay after the
+//! end of the process. Then copy all files together. As long as a process has the file open, use `VACUUM INTO` or
 //! SQLite's backup. A process that has the store open must never open the file in another way, because closing it again
 //! would release SQLite's locks on it. If the store creates the file, only its owner can access it (mode 0600 on Unix).
 //!

@@ -116,8 +116,8 @@ impl Default for AgentBuilder {
 
 impl AgentBuilder {
     setters! {
-        /// Sets the model: a [`Model`](crate::provider::Model), or a name such as `anthropic:claude-sonnet-4-6`.
-        /// Required.
+        /// Sets the model: a [`Model`](crate::provider::Model), or a name such as `anthropic:claude-sonnet-4-6`, as a
+        /// `&str` or a `String`. Required.
         pub fn model(self, model: impl Into<ModelSpec>) { self.model = Some(model.into()) }
 
         /// Adds a model that repeats a step after a failure of the models before it: a

@@ -127,8 +127,8 @@ pub enum RunProgress<'a> {
     },
     /// Everything that was reported since the last `Request` is void.
     Void {
-        /// The failure after which the request is repeated. `None` if the answer is discarded without a repetition, or if
-        /// the event was missed.
+        /// The failure after which the request is repeated. `None` if the request is not repeated, for example because a
+        /// budget refuses it, or if the event was missed.
         failure: Option<&'a Failure>,
         /// The full name of the backup model that repeats the request, if one does.
         model: Option<&'a Arc<str>>,

@@ -34,8 +34,8 @@ use crate::{
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[non_exhaustive]
 pub struct Response {
-    /// The name of the model that responded, as the service reports it. If the service reports no name, this is the
-    /// name in the request.
+    /// The name of the model that responded, without the provider: as the service reports it, or as in the request if
+    /// the service reports no name.
     pub model: String,
     /// The last assistant message. `None` if a cancel or an error occurred before the first assistant message.
     #[serde(skip_serializing_if = "Option::is_none")]

@@ -144,7 +144,8 @@ impl fmt::Display for BudgetReport {
         let spent: Vec<_> = [usd, tokens, requests].into_iter().flatten().collect();
         write!(
             f,
-            "does not allow another request: {} are spent; raise it, or use a cheaper model",
+            "does not allow another request: {} are spent, and the next request reserves more than is left; \
+             raise it, or use a cheaper model",
             spent.join(", ")
         )
     }

@@ -572,6 +572,12 @@ impl Manager {
         &self.0.registry_of_models
     }
 
+    /// Returns whether the shutdown or hand-over has begun.
+    #[cfg(feature = "web")]
+    pub(crate) fn is_shut(&self) -> bool {
+        self.0.shutting.is_cancelled()
+    }
+
     /// Returns the store, for reads that need no session.
     #[cfg(feature = "web")]
     pub(crate) fn store(&self) -> &dyn Store {

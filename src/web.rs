@@ -106,6 +106,7 @@ mod gate;
 mod guard;
 mod pages;
 mod problem;
+mod proxy;
 mod requests;
 mod routes;
 mod streams;
@@ -133,6 +134,7 @@ use tokio_util::sync::CancellationToken;
 use crate::{
     access::{Action, Agents, Principal, client::AuthorizedClient},
     manager::Manager,
+    provider::Secret,
     setters::setters,
 };
 use access::WebAccessHooks;
@@ -166,6 +168,7 @@ struct WebShared {
     origins: HashSet<String>,
     hosts: Option<HashSet<String>>,
     reveals_owner: bool,
+    proxy_secret: Option<Secret>,
     draining: CancellationToken,
     loads: Arc<PrincipalLoads>,
     read_labels: LabelsCache,
@@ -256,6 +259,7 @@ impl Web {
             origins: HashSet::new(),
             hosts: None,
             reveals_owner: false,
+            proxy_secret: None,
             draining: CancellationToken::new(),
             loads: Arc::default(),
             read_labels: LabelsCache::default(),
@@ -358,6 +362,15 @@ impl Web {
         self.0.draining.is_cancelled()
     }
 
+    /// Returns whether a load balancer should send requests to this server, for the route of a readiness probe. It
+    /// returns `false` after [`drain`](Self::drain), and once the shutdown or hand-over of the manager has begun.
+    ///
+    /// A store that cannot be reached does not change the answer. Otherwise all processes that share the store would
+    /// become unready together, and clients would lose what needs no store.
+    pub fn is_ready(&self) -> bool {
+        !self.is_draining() && !self.0.manager.is_shut()
+    }
+
     /// Returns the token that [`drain`](Self::drain) cancels.
     #[cfg(feature = "mcp-server")]
     pub(crate) fn draining(&self) -> CancellationToken {
@@ -434,7 +447,8 @@ impl WebBuilder {
         /// client to connect again.
         pub fn interrupt_when_left(self, grace: Duration) { self.0.readers.grace = Some(grace) }
 
-        /// Shows the address of a conversation's owner to a client if the conversation is open in another process.
+        /// Shows which process has a conversation open, with its address, in lists and in results of searches. For
+        /// services whose clients are operators. By default, clients do not learn it.
         pub fn reveal_owner(self) { self.0.reveals_owner = true }
     }
 

@@ -121,6 +121,9 @@ kinds! {
     OpenElsewhere: 421 "open-elsewhere" "Another process has this conversation open.";
     /// The lease of the write expired or passed to another owner.
     LeaseLost: 421 "open-elsewhere" "Another process has this conversation open.";
+    /// The process that has the conversation open does not answer. Try again when its lease ends. The member `owner` names
+    /// the process. The member `retry_after` has the time until the lease ends, if it is known.
+    Unreachable: 503 "unreachable" "The process that has this conversation open cannot be reached.";
     /// The store is busy, full or unreachable.
     StoreUnreachable: 503 "store-unreachable" "The conversations cannot be reached now.";
     /// The store would not be able to read this content back.

@@ -307,7 +307,8 @@ impl Error {
         self.cause()?.downcast_ref()
     }
 
-    /// Returns the owner of the conversation, if the conversation is [open elsewhere](ErrorKind::OpenElsewhere).
+    /// Returns the owner of the conversation, if the conversation is [open elsewhere](ErrorKind::OpenElsewhere) or its owner
+    /// is [unreachable](ErrorKind::Unreachable).
     pub fn owner(&self) -> Option<Owner> {
         self.typed("owner")
     }

@@ -271,7 +271,7 @@ impl UpdateStream {
             };
             let frame = match item {
                 FeedItem::Conversation(id, update) => self.conversation(&id, update).await,
-                FeedItem::Refused(id, problem) => Some(self.refused(&id, problem)),
+                FeedItem::Refused(id, problem) => Some(self.refused(&id, &problem)),
                 FeedItem::List(update) => {
                     Some(with_data(Frame::default().event("list"), &ListUpdateFrame { update: &update }))
                 }
@@ -292,7 +292,7 @@ impl UpdateStream {
             return None;
         }
         if !self.client.still_watches(id, &update).await {
-            return Some(self.refused(id, Problem::not_found()));
+            return Some(self.refused(id, &Problem::not_found()));
         }
         let WatchedConversationView { lens, .. } =
             self.watched.iter_mut().find(|watched| watched.id == *id)?;
@@ -314,10 +314,9 @@ impl UpdateStream {
     }
 
     /// Removes a conversation from the stream, and returns a frame that reports the problem with it.
-    fn refused(&mut self, id: &ConversationId, problem: Problem) -> Result<Frame, axum::Error> {
+    fn refused(&mut self, id: &ConversationId, problem: &Problem) -> Result<Frame, axum::Error> {
         self.watched.retain(|watched| watched.id != *id);
         self.positions.0.retain(|(known, _)| known != id);
-        let problem = self.web.shown(problem);
         let mut refused = serde_json::json!({ "conversation": id, "problem": problem.to_json() });
         if let Some(after) = problem.retry_after() {
             refused["retry_after"] = after.into();

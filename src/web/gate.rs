@@ -249,7 +249,7 @@ impl Web {
         }
     }
 
-    /// Removes from a summary what only an operator may see: the address of the owner, and the reason of damage, which
+    /// Removes from a summary what only an operator may see: the owner, and the reason of damage, which
     /// can name a path of the server.
     pub(super) fn hide(&self, summary: &mut Summary) {
         if !self.0.reveals_owner {
@@ -260,11 +260,6 @@ impl Web {
         {
             "The stored conversation is damaged.".clone_into(damage);
         }
-    }
-
-    /// Removes the address of a conversation's owner from a problem, unless clients may see it.
-    pub(crate) fn shown(&self, problem: Problem) -> Problem {
-        if self.0.reveals_owner { problem } else { problem.without_address() }
     }
 }
 

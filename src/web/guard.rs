@@ -7,14 +7,15 @@ use axum::{
     response::{IntoResponse, Response},
 };
 
-use super::{Problem, Web};
+use super::{Problem, Web, proxy::ProxyRequest};
 
 /// The methods and headers that a page of another origin may use.
 const CORS: [(HeaderName, &str); 3] = [
     (header::ACCESS_CONTROL_ALLOW_METHODS, "GET, POST, DELETE"),
     (
         header::ACCESS_CONTROL_ALLOW_HEADERS,
-        "authorization, content-type, last-event-id, mcp-method, mcp-name, mcp-protocol-version, mcp-session-id",
+        "authorization, content-type, last-event-id, mcp-method, mcp-name, mcp-protocol-version, mcp-session-id, \
+         x-omni-conversation",
     ),
     (header::ACCESS_CONTROL_MAX_AGE, "600"),
 ];
@@ -29,7 +30,8 @@ pub(crate) fn guarded(router: axum::Router, web: &Web) -> axum::Router {
 }
 
 pub(super) async fn guard(State(web): State<Web>, request: Request, next: Next) -> Response {
-    let (parts, body) = request.into_parts();
+    let (mut parts, body) = request.into_parts();
+    let proxied = ProxyRequest::take(&web, &mut parts.headers);
     let origin = match check(&web, &parts) {
         Ok(origin) => origin,
         Err(problem) => return secured(problem.into_response(), None),
@@ -43,7 +45,10 @@ pub(super) async fn guard(State(web): State<Web>, request: Request, next: Next) 
         }
         response
     } else {
-        next.run(Request::from_parts(parts, body)).await
+        if let Some(proxied) = proxied {
+            parts.extensions.insert(proxied);
+        }
+        ProxyRequest::finish(proxied, next.run(Request::from_parts(parts, body)).await)
     };
     let mut response = secured(response, origin);
     if !web.0.origins.is_empty() {

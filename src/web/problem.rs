@@ -9,6 +9,7 @@ use axum::{
 };
 use serde_json::{Map, Value};
 
+use super::proxy::OpenElsewhere;
 use crate::{
     error::error_chain,
     run::{Error, ErrorKind},
@@ -42,6 +43,7 @@ struct ProblemFacts {
     members: Map<String, Value>,
     retry_after: Option<Duration>,
     challenge: Option<HeaderValue>,
+    elsewhere: Option<OpenElsewhere>,
 }
 
 impl Problem {
@@ -59,6 +61,7 @@ impl Problem {
             members: Map::new(),
             retry_after: None,
             challenge: None,
+            elsewhere: None,
         }))
     }
 
@@ -186,13 +189,6 @@ impl Problem {
             .with_detail(detail)
             .with_member("incident", incident)
     }
-
-    pub(super) fn without_address(mut self) -> Self {
-        if self.0.code == "open-elsewhere" {
-            self.0.members.shift_remove("address");
-        }
-        self
-    }
 }
 
 impl IntoResponse for Problem {
@@ -206,6 +202,9 @@ impl IntoResponse for Problem {
         }
         if let Some(challenge) = self.0.challenge {
             headers.insert(header::WWW_AUTHENTICATE, challenge);
+        }
+        if let Some(elsewhere) = self.0.elsewhere {
+            response.extensions_mut().insert(elsewhere);
         }
         response
     }
@@ -241,11 +240,9 @@ impl From<Error> for Problem {
             let member = error.member(name).map(|value| (name.to_owned(), value.clone()));
             problem.0.members.extend(member);
         }
-        // `Web` removes the address unless the application reveals it.
-        let owner =
-            error.owner().filter(|_| kind == ErrorKind::OpenElsewhere || kind == ErrorKind::LeaseLost);
-        let address = owner.and_then(|owner| owner.address);
-        problem.0.members.extend(address.map(|address| ("address".to_owned(), Value::from(&*address))));
+        if matches!(kind, ErrorKind::OpenElsewhere | ErrorKind::LeaseLost) {
+            problem.0.elsewhere = Some(OpenElsewhere(error));
+        }
         problem
     }
 }

@@ -106,11 +106,11 @@ fn handler(web: Web, route: &Route) -> impl Fn(Request) -> BoxFuture<'static, Re
     move |request: Request| {
         let web = web.clone();
         let answer = async move {
-            let outcome = match WebRequest::admit(web.clone(), action, request).await {
+            let outcome = match WebRequest::admit(web, action, request).await {
                 Ok(call) => handler(call).await,
                 Err(problem) => Err(problem),
             };
-            outcome.unwrap_or_else(|problem| web.shown(problem).into_response())
+            outcome.unwrap_or_else(Problem::into_response)
         };
         answer.boxed()
     }
@@ -229,6 +229,7 @@ pub(super) async fn command(mut call: WebRequest) -> Result<Response, Problem> {
     // when they are stored. The access is checked again after waiting for other operations on the conversation.
     match command {
         SessionCommand::Decide { turn, decisions } => {
+            call.check_owner().await?;
             manager.decide_all(id, turn, decisions, by, check).await?;
         }
         SessionCommand::Title { title } => {

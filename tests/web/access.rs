@@ -259,6 +259,8 @@ async fn requests_of_other_sites_are_refused_unless_their_origin_is_listed() {
     let answer = app.answer(preflight).await;
     assert_eq!(answer.status, StatusCode::NO_CONTENT);
     assert!(answer.header("access-control-allow-methods").unwrap().contains("DELETE"));
+    let headers = answer.header("access-control-allow-headers").unwrap();
+    assert!(headers.split(", ").any(|name| name == "x-omni-conversation"), "{headers}");
     let refused = app.answer(with_headers(&[("origin", "https://evil.example.com")])).await;
     assert_eq!(refused.code(), "cross-origin");
 }

@@ -105,15 +105,7 @@ impl Server {
     }
 
     async fn send(&self, method: Method, path: &str, body: Option<Value>) -> Response {
-        let mut connection = TcpStream::connect(("127.0.0.1", self.port)).await.unwrap();
-        let body = body.map(|body| body.to_string()).unwrap_or_default();
-        let head = format!(
-            "{method} {path} HTTP/1.1\r\nhost: localhost\r\nx-user: ann\r\nconnection: close\r\n\
-             content-type: application/json\r\ncontent-length: {}\r\n\r\n",
-            body.len()
-        );
-        connection.write_all((head + &body).as_bytes()).await.unwrap();
-        Response { connection, text: String::new() }
+        Response::to(self.port, method, path, "", body).await
     }
 
     async fn kill(mut self) {
@@ -122,12 +114,31 @@ impl Server {
 }
 
 /// A response, as it arrives.
-struct Response {
+pub(crate) struct Response {
     connection: TcpStream,
     text: String,
 }
 
 impl Response {
+    /// Sends a request of Ann. Each further header ends with a line break.
+    pub(crate) async fn to(
+        port: u16,
+        method: Method,
+        path: &str,
+        headers: &str,
+        body: Option<Value>,
+    ) -> Self {
+        let mut connection = TcpStream::connect(("127.0.0.1", port)).await.unwrap();
+        let body = body.map(|body| body.to_string()).unwrap_or_default();
+        let head = format!(
+            "{method} {path} HTTP/1.1\r\nhost: localhost\r\nx-user: ann\r\nconnection: close\r\n{headers}\
+             content-type: application/json\r\ncontent-length: {}\r\n\r\n",
+            body.len()
+        );
+        connection.write_all((head + &body).as_bytes()).await.unwrap();
+        Self { connection, text: String::new() }
+    }
+
     /// Reads a piece. Returns `false` at the end of the connection.
     async fn read(&mut self) -> bool {
         let mut piece = [0; 4096];
@@ -137,14 +148,14 @@ impl Response {
     }
 
     /// Reads until the text contains `part`.
-    async fn until(&mut self, part: &str) {
+    pub(crate) async fn until(&mut self, part: &str) {
         while !self.text.contains(part) {
             assert!(self.read().await, "{part:?} is not in {}", self.text);
         }
     }
 
     /// Reads to the end of the connection. Returns the text, and whether the body is complete.
-    async fn end(mut self) -> (String, bool) {
+    pub(crate) async fn end(mut self) -> (String, bool) {
         while self.read().await {}
         let is_complete = self.text.ends_with("\r\n0\r\n\r\n");
         (self.text, is_complete)

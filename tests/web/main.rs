@@ -2,6 +2,11 @@
 
 #![allow(missing_docs, clippy::unwrap_used, reason = "a test")]
 
+#[allow(unused_macros, reason = "shared with other tests")]
+#[macro_use]
+#[path = "../support/forward.rs"]
+mod forward;
+
 mod access;
 mod ag_ui;
 mod ag_ui_routes;
@@ -22,6 +27,9 @@ mod js;
 #[cfg(unix)]
 mod killed_server;
 mod late_access;
+#[allow(dead_code, reason = "shared with other tests")]
+#[path = "../support/leasing.rs"]
+mod leasing;
 mod left_runs;
 mod limits;
 #[path = "../support/lives.rs"]
@@ -42,6 +50,8 @@ mod openapi;
 mod own_files;
 mod page;
 mod problems;
+#[cfg(unix)]
+mod proxies;
 mod restarts;
 mod routes;
 #[path = "../support/skip.rs"]

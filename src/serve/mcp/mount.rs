@@ -96,9 +96,7 @@ pub fn router(web: &Web, info: ServerInfo) -> Router {
     let mount = Arc::new(McpWebMount::new(web.clone(), info));
     let handler = move |request: Request| {
         let mount = Arc::clone(&mount);
-        async move {
-            mount.handle(request).await.unwrap_or_else(|problem| mount.web.shown(problem).into_response())
-        }
+        async move { mount.handle(request).await.unwrap_or_else(Problem::into_response) }
     };
     web::guarded(Router::new().route("/", any(handler)), web)
 }

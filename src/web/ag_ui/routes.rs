@@ -82,7 +82,6 @@ async fn run(mut call: WebRequest) -> Result<Response, Problem> {
         }
         Err(problem) => {
             runs.remove(&id, &input);
-            let problem = call.web.shown(problem);
             let body = problem.to_json();
             let message = body["detail"].as_str().or(body["title"].as_str()).unwrap_or_default();
             let frames = AgUiStream::refused(&run, problem.code(), message);

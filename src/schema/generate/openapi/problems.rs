@@ -36,9 +36,6 @@ pub(super) struct ProblemBody {
     /// For the code `unsupported`: the operation that the store does not support.
     #[schemars(skip_serializing_if = "Option::is_none")]
     operation: Option<String>,
-    /// For the code `open-elsewhere`: the address of the owner, if the server reveals it.
-    #[schemars(skip_serializing_if = "Option::is_none")]
-    address: Option<String>,
     /// For the codes `internal` and `damaged-turn`: the id under which the server has logged the cause.
     #[schemars(skip_serializing_if = "Option::is_none")]
     incident: Option<String>,
@@ -76,6 +73,7 @@ pub(super) const OPEN: Kinds = &[
     Kind(500, "damaged-turn", "The stored answer in flight is damaged. The operator can discard it."),
     Kind(503, "newer-turn", "A newer version of the server has begun the answer in flight."),
     Kind(503, "no-room", "Too many conversations are open."),
+    Kind(503, "unreachable", "The process that has the conversation open cannot be reached."),
     Kind(503, "store-behind", "Too many changes are not stored yet."),
 ];
 

@@ -514,7 +514,8 @@ impl Manager {
     /// Replaces the labels of a conversation, whether or not it is open, and those of its sub-agents. If the call fails
     /// after some of them, repeat it.
     ///
-    /// The labels are stored like the title by [`rename`](Manager::rename), with the same exceptions.
+    /// The labels are stored like the title by [`rename`](Manager::rename), with the same exceptions. The call
+    /// also waits for sub-agents that are being created, within the [close timeout](ManagerBuilder::close_timeout).
     ///
     /// # Errors
     ///

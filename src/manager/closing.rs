@@ -172,9 +172,12 @@ impl ManagerShared {
         if !is_shown || !self.store.traits().labels {
             return described;
         }
-        // A sub-agent that is stored later gets the new labels of the root by its call.
         let (inner, root) = (Arc::clone(self), id.clone());
-        let labelled = in_a_task(self.patience(), async move { inner.label_descendants(&root).await });
+        let labelled = in_a_task(self.patience(), async move {
+            // A call that begins now reads the new labels of the root.
+            inner.calls_labelled(&root).await;
+            inner.label_descendants(&root).await
+        });
         described.and(labelled.await.unwrap_or_else(|reason| Err(aborted(id, &reason))))
     }
 

@@ -35,7 +35,8 @@
 //! - Another caller creates the conversation first: a new call creates its conversation, so the id must not exist.
 //!   A repeated call accepts only a conversation with its labels. Neither closes the session of the other caller.
 //! - The labels of the root change while the child is created: the call compares them afterwards, and if it was dropped
-//!   before, the task that closes the child does.
+//!   before, the task that closes the child does. `Manager::set_labels` waits for both, so if the process ends before,
+//!   the change is not acknowledged, and its caller repeats it.
 //! - Two children of one call: each has another number in its key.
 //! - Too many calls: a new one gets an error. A repeated one waits, because its child may have had effects.
 //! - A call waits for its ancestor, whose place does not become free before the call returns: a repeated call below a
@@ -66,7 +67,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::Instrument;
 
 use super::{
-    Activity, ManagerShared, OpenOptions,
+    Activity, ManagerShared, OpenOptions, OpenSession,
     closing::TitleOrLabels,
     event::SessionWatch,
     opening::{ConversationSource, OpenedBy, shut_down},
@@ -108,8 +109,12 @@ pub(super) struct SubAgentCalls {
 
 struct SubAgentCallState {
     parent: ConversationId,
+    /// The id of the root.
+    root: String,
     /// Cancelled when the sub-agent is closed.
     left: CancellationToken,
+    /// Cancelled when the labels of the sub-agent were compared with those of the root, or the sub-agent is closed.
+    labelled: CancellationToken,
 }
 
 impl SubAgentCalls {
@@ -141,6 +146,19 @@ impl SubAgentCalls {
         }
     }
 
+    /// Called when a call has compared the labels of its sub-agent with those of the root.
+    fn labelled(&self, child: &ConversationId) {
+        if let Some(call) = self.calls.get(child) {
+            call.labelled.cancel();
+        }
+    }
+
+    /// Returns the tokens of the calls below this root that may still store a sub-agent with earlier labels.
+    fn unlabelled(&self, root: &ConversationId) -> Vec<CancellationToken> {
+        let below = self.calls.values().filter(|call| call.root == root.as_str());
+        below.map(|call| call.labelled.clone()).collect()
+    }
+
     pub(super) fn all(&self) -> impl Iterator<Item = CancellationToken> {
         self.calls.values().map(|call| call.left.clone())
     }
@@ -163,9 +181,12 @@ impl OpenConversations {
         parent: (&ConversationId, SessionLifeKey),
         waits: bool,
     ) -> Result<Option<CancellationToken>, Error> {
-        if !self.is_open(parent.0, parent.1) {
+        let above = self.open_session(parent.0).filter(|_| self.is_open(parent.0, parent.1));
+        let Some(OpenSession { labels: above, .. }) = above else {
             return Err(Error::new(ErrorKind::Ended, "the session of the call has ended"));
-        }
+        };
+        let root = above.get(Labels::PARENT).and_then(|_| above.get(Labels::ROOT));
+        let root = root.unwrap_or(parent.0.as_str()).to_owned();
         let SubAgentCalls { calls, max, one_left, entered } = &mut self.calls;
         // The last call that has left was the last to wake those who wait.
         let enters = waits && (calls.is_empty() || calls.contains_key(parent.0));
@@ -180,10 +201,9 @@ impl OpenConversations {
             }
         }
         *entered += 1;
-        calls.insert(
-            child.clone(),
-            SubAgentCallState { parent: parent.0.clone(), left: CancellationToken::new() },
-        );
+        let (parent, left) = (parent.0.clone(), CancellationToken::new());
+        let labelled = left.child_token();
+        calls.insert(child.clone(), SubAgentCallState { parent, root, left, labelled });
         Ok(None)
     }
 }
@@ -290,6 +310,7 @@ impl SubAgentHost for SessionWatch {
             let error = match self.open_once(&inner, &child, &id).await {
                 Ok(Some((session, is_recorded))) => {
                     end.is_labelled = true;
+                    inner.registry().calls.labelled(&id);
                     let (target, conversation) = (Box::new(session), Some(id.as_str().into()));
                     return Ok(RunningSubAgent { target, conversation, is_recorded, end });
                 }
@@ -494,6 +515,20 @@ impl ManagerShared {
         };
         if timeout(limit, left).await.is_err() {
             tracing::warn!(%parent, ?limit, "the sub-agents of a conversation are not closed yet");
+        }
+    }
+
+    /// Waits until the store has all sub-agents that calls may have created with the labels that their root had before, at
+    /// most for the close timeout. If the process ended earlier, the labels of such a sub-agent would remain.
+    pub(super) async fn calls_labelled(&self, root: &ConversationId) {
+        let calls = self.registry().calls.unlabelled(root);
+        let labelled = async {
+            for call in calls {
+                call.cancelled().await;
+            }
+        };
+        if timeout(self.close_timeout, labelled).await.is_err() {
+            tracing::warn!(%root, "sub-agents that are being created can get the former labels of their root");
         }
     }
 }

@@ -24,7 +24,8 @@ use tokio::time::sleep;
 
 use crate::stores::id;
 
-/// A store that holds one of its calls, which begins with a text, at a gate: a write or a deletion before it happens, and a list after it was read.
+/// A store that holds one of its calls, which begins with a text, at a gate: a creation before or after it happens, a
+/// deletion before it happens, and a list after it was read.
 #[derive(Clone)]
 struct Holding {
     store: MemoryStore,
@@ -59,10 +60,15 @@ impl Store for Holding {
         write: &Write,
         change: &Change,
     ) -> Result<Version, StoreError> {
-        if matches!(change, Change::Create(_)) {
+        let is_created = matches!(change, Change::Create(_));
+        if is_created {
             self.pass(&format!("create {own}")).await;
         }
-        self.store.write(own, write, change).await
+        let written = self.store.write(own, write, change).await;
+        if is_created {
+            self.pass(&format!("created {own}")).await;
+        }
+        written
     }
 
     async fn turns(&self, which: Turns, listing: &Listing) -> Result<Vec<TurnSummary>, StoreError> {
@@ -216,4 +222,42 @@ async fn sub_agents_that_are_stored_after_the_end_of_their_call_get_the_new_labe
     let all = store.store.list(&Page::first(99).into()).await.unwrap();
     assert_eq!(all.len(), 2);
     assert!(all.iter().all(|own| own.labels.get("tenant") == Some("new")), "{all:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn set_labels_while_a_sub_agent_is_created_returns_when_it_has_the_new_labels() {
+    for dies in [false, true] {
+        let (store, team) = (Holding::new(), Team::new());
+        let first = manager(&store).build();
+        let labels = |tenant| Labels::new([("tenant", tenant)]).unwrap();
+        let options = team.options(Durable::InFlight).labels(labels("old"));
+        let root = first.create_with_id(&id("root"), options).await.unwrap().session;
+        store.hold("create sub-");
+        root.prompt("Go").await.unwrap();
+        store.gate.reached().await;
+        let labelling = tokio::spawn(async move { first.set_labels(&id("root"), labels("new")).await });
+        settle().await;
+        assert!(!labelling.is_finished(), "the sub-agent can still be stored with the former labels");
+
+        store.hold("created sub-");
+        store.gate.open();
+        store.gate.reached().await;
+        settle().await;
+        let tenants = async || {
+            let all = store.store.list(&Page::first(99).into()).await.unwrap();
+            let mut tenants: Vec<_> = all.iter().filter_map(|own| own.labels.get("tenant")).collect();
+            tenants.sort_unstable();
+            tenants.join(" ")
+        };
+        assert_eq!((tenants().await.as_str(), labelling.is_finished()), ("new old", false));
+        if dies {
+            // The process ends here, so nobody has learned that the labels are set.
+            labelling.abort();
+            manager(&store).build().set_labels(&id("root"), labels("new")).await.unwrap();
+        } else {
+            store.gate.open();
+            labelling.await.unwrap().unwrap();
+        }
+        assert_eq!(tenants().await, "new new");
+    }
 }

@@ -166,16 +166,11 @@ fn check_result(world: &World, result: &ToolResult) {
     }
 }
 
-/// Checks that everything has the labels of the last tenant. Only lists and sums use the labels of sub-agents. A process
-/// that dies when it has created a sub-agent can't compare its labels with those of the root.
+/// Checks that everything has the labels of the last tenant.
 fn check_tenant(world: &World, all: &[Labels]) {
     let facts = world.facts();
     let tenant = format!("t{}", facts.tenant);
-    let has_died = |labels: &Labels| {
-        let born = labels.get("omni.call").and_then(|call| facts.born.get(call));
-        born.is_some_and(|life| facts.crashed.contains(life))
-    };
-    let is_other = |labels: &&Labels| labels.get("tenant") != Some(&tenant) && !has_died(labels);
+    let is_other = |labels: &&Labels| labels.get("tenant") != Some(&tenant);
     let other = all.iter().find(is_other).filter(|_| facts.new_tenant.is_none()).cloned();
     drop(facts);
     if let Some(other) = other {

@@ -68,7 +68,6 @@ impl Place {
         match change {
             Change::Create(state) if is_new => {
                 let name = state.labels.get("omni.call").unwrap_or("root").to_owned();
-                facts.born.insert(name.clone(), self.life.number);
                 if facts.names.insert(id.clone(), name.clone()).is_some() {
                     drop(facts);
                     self.life.world.breach(format!("{name} was created twice"));

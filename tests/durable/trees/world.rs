@@ -240,8 +240,6 @@ pub(crate) struct Facts {
     pub(crate) marks: usize,
     /// The tool uses of sub-agents by their conversations.
     pub(crate) names: BTreeMap<ConversationId, String>,
-    /// The lives in which sub-agents were created, by their tool uses.
-    pub(crate) born: BTreeMap<String, usize>,
     /// The prompts that were sent, and whether this was acknowledged.
     pub(crate) prompts: Vec<(String, bool)>,
     /// The prompts that were stopped, for which nothing may start any more.

@@ -13,13 +13,13 @@ use std::{
 use async_trait::async_trait;
 use omni_agent::{
     agent::{Agent, AgentBuilder, AgentCallbacks, Durable, State, SubAgent, TurnDecision},
-    budget::Budget,
+    budget::{Budget, SharedBudget},
     manager::{Manager, ManagerBuilder, OpenOptions, Sweep},
-    message::{RequestEnd, Usage, UsageRow},
+    message::{RequestEnd, Timestamp, Usage, UsageRow, UsageSum},
     run::Response,
     store::{
-        ConversationId, Owner, Page, Store, StoreError,
-        custom::{Change, Commit, Version, Write},
+        ConversationId, Filter, Listing, Owner, Page, Store, StoreError, TurnSummary,
+        custom::{self, Change, Commit, Stored, Version, Write},
     },
     testing::{Gate, ScriptedProvider, Step},
     tool::{Replay, Tool, tool_fn},
@@ -50,6 +50,8 @@ struct Team {
     end: End,
     /// The budgets of the root and of `high`.
     budgets: [Budget; 2],
+    /// A budget that the root shares with others.
+    shared: SharedBudget,
     requests: Arc<AtomicUsize>,
     /// The usage of sub-agents in the responses of the root's turns.
     delegated: Arc<Mutex<Vec<Usage>>>,
@@ -73,7 +75,8 @@ fn tokens(output: u64) -> Usage {
 impl Team {
     fn new(end: End, budgets: [Budget; 2], store: &Arc<dyn Store>) -> Self {
         let store = Arc::new(Frozen::new(store, end));
-        Self { end, budgets, requests: Arc::default(), delegated: Arc::default(), store }
+        let shared = SharedBudget::new(Budget::default());
+        Self { end, budgets, shared, requests: Arc::default(), delegated: Arc::default(), store }
     }
 
     /// Returns an agent that uses this tool once. Its requests use `first` tokens, and twice as many.
@@ -110,7 +113,7 @@ impl Team {
             });
             team.calling(low, 10).budget(budget)
         });
-        let agent = self.calling(high, 1).budget(self.budgets[0]);
+        let agent = self.calling(high, 1).budget(self.budgets[0]).shared_budget(&self.shared);
         let agent = agent.callbacks(Turns(Arc::clone(&self.delegated)));
         OpenOptions::new(agent).durable(Durable::InFlight).subscribe(None)
     }
@@ -153,18 +156,18 @@ impl Team {
     }
 
     /// Continues the turn of the root to its end, and returns the number of requests.
-    async fn second_life(&self, place: &Place) -> usize {
+    async fn second_life(&self, store: &Arc<dyn Store>) -> usize {
         let before = self.requests.load(Ordering::SeqCst);
-        let worker = self.worker(place);
+        let worker = self.worker(store);
         assert_eq!(worker.recover().await.unwrap().opened, [id("root")]);
         self.ended(&worker).await;
         self.requests.load(Ordering::SeqCst) - before
     }
 
-    fn worker(&self, place: &Place) -> Manager {
+    fn worker(&self, store: &Arc<dyn Store>) -> Manager {
         let (own, gate) = (self.clone(), Gate::new());
         gate.open();
-        manager(&place.store).starter(move |_| Some(own.options(&gate))).build()
+        manager(store).starter(move |_| Some(own.options(&gate))).build()
     }
 
     async fn ended(&self, worker: &Manager) {
@@ -220,6 +223,33 @@ impl Store for Frozen {
     }
 }
 
+/// A store whose second load of each sub-agent fails.
+struct Failing {
+    store: Arc<dyn Store>,
+    loads: Mutex<Vec<ConversationId>>,
+}
+
+#[async_trait]
+impl Store for Failing {
+    forward!(self.store: traits, write, summary, list, delete, turn, acquire, release);
+
+    async fn turns(&self, which: custom::Turns, listing: &Listing) -> Result<Vec<TurnSummary>, StoreError> {
+        self.store.turns(which, listing).await
+    }
+
+    async fn load(&self, own: &ConversationId) -> Result<Stored, StoreError> {
+        let loads = {
+            let mut loads = self.loads.lock().unwrap();
+            loads.push(own.clone());
+            loads.iter().filter(|loaded| *loaded == own).count()
+        };
+        if own.as_str().starts_with("sub-") && loads == 2 {
+            return Err(StoreError::failed("load", std::fmt::Error));
+        }
+        self.store.load(own).await
+    }
+}
+
 fn manager(store: &Arc<dyn Store>) -> ManagerBuilder {
     Manager::builder(Arc::clone(store)).owner(Owner::new("worker")).sweep(Sweep::off())
 }
@@ -242,7 +272,7 @@ async fn stored_usage_of_sub_agents_after_a_restart_counts_once_in_the_turn() {
             let team = Team::new(end, Default::default(), &place.store);
             team.first_life(&place).await;
             let is_repeated = end == End::ParentAhead;
-            assert_eq!(team.second_life(&place).await, 3 + usize::from(is_repeated), "{end:?}");
+            assert_eq!(team.second_life(&place.store).await, 3 + usize::from(is_repeated), "{end:?}");
             let rows = rows(&place.store).await;
             let lost = rows.iter().filter(|row| row.end == RequestEnd::Lost).count();
             assert_eq!(rows.len(), 4 + lost, "{end:?}");
@@ -262,7 +292,7 @@ async fn stored_usage_of_sub_agents_after_a_restart_counts_once_in_the_budget_of
                 let budgets = [Budget::requests(3 + left), Budget::default()];
                 let team = Team::new(end, budgets, &place.store);
                 team.first_life(&place).await;
-                let requests = team.second_life(&place).await;
+                let requests = team.second_life(&place.store).await;
                 // If the lowest agent has not even recorded that its request was sent, nothing counts it.
                 let is_lost = rows(&place.store).await.iter().any(|row| row.end == RequestEnd::Lost);
                 let uncounted = usize::from(end == End::ParentAhead && !is_lost);
@@ -279,7 +309,7 @@ async fn stored_usage_of_sub_agents_after_a_restart_counts_in_the_budget_of_the_
             // Both requests were made before. Only the root makes another one.
             let team = Team::new(end, [Budget::default(), Budget::requests(2)], &place.store);
             team.first_life(&place).await;
-            assert_eq!(team.second_life(&place).await, 1, "{end:?}");
+            assert_eq!(team.second_life(&place.store).await, 1, "{end:?}");
         }
     }
 }
@@ -294,7 +324,7 @@ async fn stored_usage_of_a_sub_agent_that_another_process_still_closes_counts() 
             |summary: &omni_agent::store::Summary| summary.labels.get("omni.parent").map(str::to_owned);
         let low = all.iter().find(|own| parent(own).is_some_and(|parent| parent != "root")).unwrap();
         let lease = store.acquire(&low.id, &Owner::new("other")).await.unwrap();
-        let worker = team.worker(&place);
+        let worker = team.worker(store);
         assert_eq!(worker.recover().await.unwrap().opened, [id("root")]);
 
         let Some(turn) = store.turn(&low.id).await.unwrap() else { panic!("a turn") };
@@ -305,5 +335,52 @@ async fn stored_usage_of_a_sub_agent_that_another_process_still_closes_counts() 
         store.release(&low.id, &lease, None).await.unwrap();
         team.ended(&worker).await;
         assert_eq!(*team.delegated.lock().unwrap(), [tokens(5000 + 10 + 20 + 100 + 200)]);
+    }
+}
+
+/// Returns the sum of all requests that the store knows.
+async fn used(store: &Arc<dyn Store>) -> UsageSum {
+    let mut all = UsageSum::default();
+    for sum in store.used(&Filter::default(), Timestamp(0)..Timestamp(u64::MAX >> 1)).await.unwrap() {
+        all.add(sum.requests, sum.usage);
+    }
+    all
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn stored_usage_of_sub_agents_after_a_restart_counts_once_in_a_shared_budget() {
+    for end in [End::Complete, End::ParentBehind, End::HandOver] {
+        for place in stores().await {
+            let mut team = Team::new(end, Default::default(), &place.store);
+            team.first_life(&place).await;
+            let stored = used(&place.store).await;
+            team.shared = SharedBudget::new(Budget::default()).with_spent(&stored);
+            team.second_life(&place.store).await;
+            let mut made = UsageSum::default();
+            made.add(6, tokens(1 + 2 + 10 + 20 + 100 + 200));
+            assert_eq!((stored.requests, used(&place.store).await), (3, made.clone()), "{end:?}");
+            assert_eq!(team.shared.spent(), made, "{end:?}");
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn stored_usage_of_sub_agents_that_are_opened_at_the_second_attempt_counts_once() {
+    // Three requests were made before, of which the root may not know two.
+    for (end, left) in
+        [(End::Complete, 0), (End::Complete, 2), (End::ParentBehind, 0), (End::ParentBehind, 2)]
+    {
+        for place in stores().await {
+            let budgets = [Budget::requests(3 + left), Budget::default()];
+            let team = Team::new(end, budgets, &place.store);
+            team.first_life(&place).await;
+            let failing = Arc::new(Failing { store: Arc::clone(&place.store), loads: Mutex::default() });
+            let store: Arc<dyn Store> = Arc::clone(&failing) as _;
+            let requests = team.second_life(&store).await;
+            assert_eq!(requests, usize::try_from(left).unwrap(), "{end:?} with {left} left");
+            let loads = failing.loads.lock().unwrap();
+            let high = loads.iter().find(|own| own.as_str().starts_with("sub-")).unwrap();
+            assert!(loads.iter().filter(|own| *own == high).count() >= 4, "an opening has failed: {loads:?}");
+        }
     }
 }

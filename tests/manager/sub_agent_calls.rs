@@ -10,12 +10,12 @@ use omni_agent::{
     agent::{AgentBuilder, SubAgent},
     manager::{Activity, Titles},
     message::ToolResult,
-    run::PendingUse,
+    run::{Accepted, PendingUse},
     session::{Mode, Session, SessionCommand},
     store::{MemoryStore, Page, Store, Summary},
     subscription::Update,
     testing::{Gate, ScriptedProvider, Step},
-    tool::{Answer, Decision, Tool, ToolContext, tool_fn},
+    tool::{Answer, Decision, Tool, ToolContext, ToolError, tool_fn},
 };
 use serde_json::{Value, json};
 
@@ -256,4 +256,86 @@ async fn requests_of_a_child_count_in_the_limit_of_its_tenant() {
     assert_eq!(activity(&manager, "root"), Some(Activity::Queued));
     of_same.open();
     assert_eq!(last_text(&root).await, "Half");
+}
+
+#[tokio::test(start_paused = true)]
+async fn runs_that_a_tool_has_started_end_with_the_turn_of_the_tool() {
+    for end in ["cancel", "interrupt", "close", "delete"] {
+        let ((manager, _), gate) = (managed(), Gate::new());
+        let expert = create(&manager, "expert", held(&gate)).await;
+        let asked = expert.clone();
+        let ask = tool_fn("ask", "Asks.", move |_: Value, context: ToolContext| {
+            let session = asked.clone();
+            async move {
+                let Accepted::Started { turn } = session.prompt("Hi").await? else {
+                    return Err(ToolError::new("busy"));
+                };
+                let _guard = context.guard_run(&session, turn);
+                session.wait_until_idle().await?;
+                Ok("asked")
+            }
+        });
+        let root = create(&manager, "root", using(ask, &["c"])).await;
+        root.prompt("Go").await.unwrap();
+        in_time(gate.reached()).await;
+        assert_eq!(activity(&manager, "expert"), Some(Activity::Busy), "{end}");
+        match end {
+            "cancel" => in_time(root.cancel()).await.unwrap(),
+            "interrupt" => in_time(root.interrupt()).await.unwrap(),
+            "close" => in_time(manager.close(&id("root"))).await.unwrap(),
+            _ => in_time(manager.delete(&id("root"))).await.unwrap(),
+        }
+        // The gate is still closed, and the text so far is kept.
+        in_time(expert.wait_until_idle()).await.unwrap();
+        assert_eq!(last_text(&expert).await, "Half", "{end}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn sub_agents_below_a_call_that_a_tool_drops_start_nothing() {
+    for in_memory in [false, true] {
+        let placed = move |own: SubAgent| if in_memory { own.in_memory() } else { own };
+        let ((manager, _), gate, stop, end) = (managed(), Gate::new(), Gate::new(), Gate::new());
+        let worked = Arc::<AtomicUsize>::default();
+        let (counter, at) = (Arc::clone(&worked), gate.clone());
+        // The model of the lowest agent uses a tool when the gate is open.
+        let low = move || {
+            let (counter, at) = (Arc::clone(&counter), at.clone());
+            let low = SubAgent::new("low", "Does a task.", move |_| {
+                let counter = Arc::clone(&counter);
+                let work = tool_fn("work", "Works.", move |_: Value, _| {
+                    counter.fetch_add(1, Ordering::SeqCst);
+                    async { Ok("worked") }
+                });
+                let step = Step::new().then_text(["Well"]).gate(&at).then_tool_use("w", "work", json!({}));
+                let steps = [step.stop(), Step::text("Done.")];
+                Agent::builder().model(ScriptedProvider::new(steps).model()).tool(work)
+            });
+            Box::new(placed(low)) as Box<dyn Tool>
+        };
+        let high = Arc::new(placed(below(low)));
+        let (until, after) = (stop.clone(), end.clone());
+        let dropping = tool_fn("search", "Does a task.", move |input: Value, context: ToolContext| {
+            let (high, until, after) = (Arc::clone(&high), until.clone(), after.clone());
+            async move {
+                tokio::select! {
+                    biased;
+                    () = until.pass() => {}
+                    output = high.call(input, context) => return output,
+                }
+                after.pass().await;
+                Ok("dropped".into())
+            }
+        });
+        let root = create(&manager, "root", using(dropping, &["c"])).await;
+        root.prompt("Go").await.unwrap();
+        in_time(gate.reached()).await;
+        stop.open();
+        gate.open();
+        in_time(end.reached()).await;
+        settle().await;
+        assert_eq!((worked.load(Ordering::SeqCst), open_ids(&manager)), (0, vec!["root".to_owned()]));
+        end.open();
+        assert_eq!(last_text(&root).await, "dropped");
+    }
 }

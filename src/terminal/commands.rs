@@ -8,6 +8,7 @@ use super::{
 };
 use crate::{
     agent::Compact,
+    message::Content,
     run::{Next, Prompt},
     tree::{Node, NodeId, Tree},
 };
@@ -22,6 +23,8 @@ const HELP: &str = "\
 /clear          starts an empty conversation; /branch leads back
 /compact [TEXT] replaces old messages by a summary, about TEXT in detail
 /undo           sends all messages again
+/omit [FILE]    leaves a file out of what the model sees; lists the files without FILE
+/restore FILE   sends it to the model again
 /cost           shows the tokens and the cost of the conversation
 /title [TEXT]   shows or sets the title
 /tools          lists the tools, by server
@@ -75,6 +78,7 @@ impl Talk {
                 // The chat continues in the meantime, so that Ctrl-C ends the compaction.
                 self.compacting = Some(Box::pin(async move { session.compact(wanted).await }));
             }
+            "/omit" | "/restore" => self.omit(rest, name == "/omit").await?,
             "/again" => {
                 let prompt = self.unanswered.take().ok_or("Every prompt has a response.")?;
                 self.say(&*prompt).await?;
@@ -143,6 +147,37 @@ impl Talk {
         Ok(())
     }
 
+    /// Leaves a file out of requests, or sends it again, and shows it. Without the name of a file, shows the files of the
+    /// path.
+    async fn omit(&mut self, name: &str, is_omitted: bool) -> CommandResult {
+        let session = self.chat.session.clone();
+        let tree = session.tree().await?;
+        let mut files = files(&tree);
+        if !name.is_empty() {
+            files.retain(|file| file.0 == name);
+            match files.first() {
+                Some((_, node, block)) if is_omitted => session.omit(node.id(), *block).await?,
+                Some((_, node, block)) => session.restore(node.id(), *block).await?,
+                None => return Err(format!("No file here has the name {name}; /omit lists them.").into()),
+            }
+        }
+        let state = session.state().await?;
+        for (name, node, block) in &files {
+            let message = node.message();
+            let omitted = message.id.as_ref().and_then(|id| state.config().settings.omitted.get(id));
+            let mark = if omitted.is_some_and(|blocks| blocks.contains(block)) { " [left out]" } else { "" };
+            let about = match &message.content[*block] {
+                Content::Attachment(file) => file.name.as_ref().unwrap_or(&file.media_type),
+                block => block.kind(),
+            };
+            self.printer.note(&format!("{name} {}: {about}{mark}", message.role));
+        }
+        if files.is_empty() {
+            self.printer.note("[no files]");
+        }
+        Ok(())
+    }
+
     /// Shows the last message of each branch, and marks that of the path.
     fn list_branches(&mut self, tree: &Tree) {
         for node in tree
@@ -166,6 +201,21 @@ impl Talk {
             self.printer.note(&words_of(node));
         }
     }
+}
+
+/// Returns the files of the path: each name, message and block. The name is the number of the message. If the message has
+/// several files, a dot and the number of the file follow.
+fn files(tree: &Tree) -> Vec<(String, &Node, usize)> {
+    let mut files = Vec::new();
+    for node in tree.iter() {
+        let blocks = node.message().content.iter().enumerate().filter(|(_, block)| block.has_file());
+        let is_alone = blocks.clone().count() == 1;
+        files.extend((1..).zip(blocks).map(|(number, (block, _))| {
+            let name = if is_alone { node.id().to_string() } else { format!("{}.{number}", node.id()) };
+            (name, node, block)
+        }));
+    }
+    files
 }
 
 fn words_of(node: &Node) -> String {

@@ -1,8 +1,11 @@
 //! Commands.
 
-use omni_agent::testing::{Gate, Step};
+use omni_agent::{
+    message::{Attachment, Content},
+    testing::{Gate, ScriptedProvider, Step},
+};
 
-use crate::support::{Talk, scripted};
+use crate::support::{Talk, scripted, session};
 
 #[tokio::test(start_paused = true)]
 async fn unknown_command_is_reported_and_the_chat_continues() {
@@ -132,5 +135,56 @@ async fn own_command_replaces_one_of_the_chat_and_is_in_the_help() {
     talk.sees("Missing text: /twice TEXT").await;
     talk.type_line("/help");
     talk.sees("/twice          repeats").await;
+    talk.end_input().await.0.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn omitted_file_is_not_sent_until_it_is_restored() {
+    let provider = ScriptedProvider::new(["One", "Two", "Three", "Four"].map(Step::text));
+    let session = session(provider.model()).await;
+    let picture = || Content::from(Attachment::base64("image/png", "iVBORw0KGgo="));
+    let paper = Attachment::base64("application/pdf", "JVBERi0=").named("paper.pdf");
+    session.ask([Content::from("Look"), picture()]).await.unwrap();
+    session.ask([Content::from("Compare"), picture(), paper.into()]).await.unwrap();
+    let sent = || {
+        let messages = provider.last_request().unwrap().history;
+        let blocks = messages.iter().flat_map(|message| message.content.clone());
+        blocks.filter(|block| matches!(block, Content::Attachment(_))).count()
+    };
+    let mut talk = Talk::start(&session);
+    talk.type_line("/omit");
+    talk.sees("1 user: image/png\n3.1 user: image/png\n3.2 user: paper.pdf\n> ").await;
+    talk.type_line("/omit 3.2");
+    talk.sees("3.2 user: paper.pdf [left out]\n> ").await;
+    talk.type_line("And now?");
+    talk.sees("Three").await;
+    assert_eq!(sent(), 2);
+    talk.sees("> ").await;
+    talk.type_line("/restore");
+    talk.sees("3.1 user: image/png\n3.2 user: paper.pdf [left out]\n> ").await;
+    talk.type_line("/restore 3.2");
+    talk.sees("3.2 user: paper.pdf\n> ").await;
+    talk.type_line("And now?");
+    talk.sees("Four").await;
+    assert_eq!(sent(), 3);
+    talk.end_input().await.0.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn omit_with_a_wrong_name_or_during_a_run_is_reported() {
+    let session = scripted([Step::text("One"), Step::new().then_text(["Once"]).hang()]).await;
+    let mut talk = Talk::start(&session);
+    talk.type_line("/omit");
+    talk.sees("[no files]\n> ").await;
+    talk.type_line("/restore 1.x");
+    talk.sees("No file here has the name 1.x; /omit lists them.\n> ").await;
+    session.ask([Content::from(Attachment::base64("image/png", "iVBORw0KGgo="))]).await.unwrap();
+    talk.type_line("/omit 2");
+    talk.sees("No file here has the name 2; /omit lists them.").await;
+    talk.type_line("Tell");
+    talk.sees("Once").await;
+    talk.type_line("/omit 1");
+    talk.sees("the session is Busy").await;
+    talk.interrupt();
     talk.end_input().await.0.unwrap();
 }

@@ -12,7 +12,8 @@
 //! ```
 //!
 //! The chat streams the answers, shows tool calls, and asks for decisions on tool uses and for answers to the questions of
-//! tools. The line `/help` lists the commands: other versions of an answer, branches, compaction, costs and more.
+//! tools. The line `/help` lists the commands: other versions of an answer, branches, compaction, costs, files that the model
+//! no longer gets, and more. [`Chat::command`] adds commands of the application, and has an example with forks.
 //!
 //! **Lines.** A line is a prompt. While the agent works, the prompt is queued for the next turn. While a tool use waits,
 //! the line is the decision about it, and lines that begin with `/` are commands as always. A decision that somebody else
@@ -172,6 +173,24 @@ impl Chat {
     /// Adds a command, such as `/model [NAME]`. The first word of the `usage` is its name. It replaces a command of the
     /// chat with the same name. `/help` shows the usage and the `help`. The command gets the text after its name, and
     /// returns the text that is shown. The chat waits for it.
+    ///
+    /// A fork needs a manager and the labels of the new conversation, so it is a command of the application:
+    ///
+    /// ```
+    /// use omni_agent::{Error, Manager, Session, store::Labels, terminal::Chat};
+    ///
+    /// async fn forked(manager: Manager, session: Session) -> Result<String, Error> {
+    ///     let Some(end) = session.tree().await?.head() else { return Ok("[no messages yet]".to_owned()) };
+    ///     let id = manager.fork(session.id(), end, Labels::default()).await?;
+    ///     Ok(format!("[copied to the conversation {id}]"))
+    /// }
+    ///
+    /// fn chat(manager: Manager, session: Session) -> Chat {
+    ///     Chat::new(&session).command("/fork", "copies this branch into a new conversation", move |_| {
+    ///         forked(manager.clone(), session.clone())
+    ///     })
+    /// }
+    /// ```
     pub fn command<F, R, E>(mut self, usage: impl Into<String>, help: impl Into<String>, mut run: F) -> Self
     where
         F: FnMut(String) -> R + Send + 'static,
@@ -208,21 +227,17 @@ impl Chat {
     /// Dropping the future ends the chat. A run in flight continues. A line that is being read is lost.
     pub async fn run(mut self) -> Result<(), Error> {
         let (input, output) = (self.input.take(), self.output.take());
-        let (is_custom, is_terminal) = (input.is_some(), io::stdout().is_terminal() && output.is_none());
+        let is_typed = input.is_none() && io::stdin().is_terminal();
+        let is_terminal = output.is_none() && io::stdout().is_terminal();
+        self.is_piped |= input.is_none() && !is_typed;
         let is_styled = is_terminal && env::var_os("NO_COLOR").is_none();
         let style = self.style.unwrap_or(if is_styled { Style::Ansi } else { Style::Plain });
-        let edited = if is_terminal && !is_custom {
-            editor::edited(commands::questions(&self.session.tree().await?))
-        } else {
-            None
-        };
-        self.is_piped |= !is_custom && !io::stdin().is_terminal();
-        let (entries, editor) = match edited {
-            Some((entries, editor)) => (entries, Some(editor)),
-            None => (input.unwrap_or_else(editor::lines), None),
-        };
+        let history = commands::questions(&self.session.tree().await?);
+        let edited = if is_typed && is_terminal { editor::edited(history) } else { None };
+        let (edited, editor) = edited.unzip();
         let signals =
-            if is_custom { Box::pin(futures_util::stream::pending()) } else { editor::interrupts() };
+            if input.is_some() { Box::pin(futures_util::stream::pending()) } else { editor::interrupts() };
+        let entries = input.or(edited).unwrap_or_else(editor::lines);
         let output = output.unwrap_or_else(|| Box::new(io::stdout()));
         let mut talk = Talk::new(self, Printer::new(output, editor, style));
         let ended = talk.follow(entries, signals).await;

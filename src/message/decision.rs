@@ -92,7 +92,7 @@ impl ToolResult {
     }
 
     /// Returns all text of [`output`](Self::output), joined without a separator.
-    #[cfg(any(test, feature = "web"))]
+    #[cfg(any(test, feature = "terminal", feature = "web"))]
     pub(crate) fn output_text(&self) -> String {
         super::content::text_of(self.output())
     }

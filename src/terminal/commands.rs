@@ -1,6 +1,6 @@
 //! The commands of a chat.
 
-use std::{error::Error as StdError, fmt::Write as _};
+use std::error::Error as StdError;
 
 use super::{
     printer::{first_words, total_line},
@@ -33,12 +33,9 @@ const HELP: &str = "\
 /queue          shows the prompts that wait for the end of the turn
 /unqueue        takes back the last of them
 /quit           ends the chat, like Ctrl-D, or Ctrl-C twice while nothing runs
-";
-
-const NOTES: &str = "\
 Ctrl-C stops an answer and keeps the text so far. What you type while the model works is queued.";
 
-type CommandResult = Result<(), Box<dyn StdError + Send + Sync>>;
+pub(super) type CommandResult = Result<(), Box<dyn StdError + Send + Sync>>;
 
 impl Talk {
     /// Runs the command with this name.
@@ -54,11 +51,10 @@ impl Talk {
         let session = self.chat.session.clone();
         match name {
             "/help" => {
-                let mut help = HELP.to_owned();
                 for own in &self.chat.commands {
-                    let _ = writeln!(help, "{:<15} {}", own.usage, own.help);
+                    self.printer.note(&format!("{:<15} {}", own.usage, own.help));
                 }
-                self.printer.note(&format!("{help}{NOTES}"));
+                self.printer.note(HELP);
             }
             "/tree" => match session.tree().await? {
                 tree if tree.is_empty() => self.printer.note("[no messages yet]"),
@@ -80,8 +76,17 @@ impl Talk {
             }
             "/omit" | "/restore" => self.omit(rest, name == "/omit").await?,
             "/again" => {
-                let prompt = self.unanswered.take().ok_or("Every prompt has a response.")?;
-                self.say(&*prompt).await?;
+                let prompt = self.unanswered.clone().ok_or("Every prompt has a response.")?;
+                let tree = session.tree().await?;
+                // A failed prompt is in the tree, perhaps with files that are left out.
+                match prompt.id.as_ref().and_then(|id| tree.find(id)) {
+                    Some(node) => {
+                        session.again(node).start().await?;
+                        self.runs += 1;
+                    }
+                    None => self.say(prompt.content.clone()).await?,
+                }
+                self.unanswered = None;
             }
             "/branch" if rest.is_empty() => self.list_branches(&session.tree().await?),
             "/branch" | "/goto" => {
@@ -147,8 +152,7 @@ impl Talk {
         Ok(())
     }
 
-    /// Leaves a file out of requests, or sends it again, and shows it. Without the name of a file, shows the files of the
-    /// path.
+    /// Leaves a file out of requests, or sends it again, and shows it. Without the name of a file, shows all files.
     async fn omit(&mut self, name: &str, is_omitted: bool) -> CommandResult {
         let session = self.chat.session.clone();
         let tree = session.tree().await?;
@@ -158,7 +162,7 @@ impl Talk {
             match files.first() {
                 Some((_, node, block)) if is_omitted => session.omit(node.id(), *block).await?,
                 Some((_, node, block)) => session.restore(node.id(), *block).await?,
-                None => return Err(format!("No file here has the name {name}; /omit lists them.").into()),
+                None => return Err(format!("No file has the name {name}; /omit lists them.").into()),
             }
         }
         let state = session.state().await?;
@@ -180,10 +184,8 @@ impl Talk {
 
     /// Shows the last message of each branch, and marks that of the path.
     fn list_branches(&mut self, tree: &Tree) {
-        for node in tree
-            .nodes()
-            .filter(|node| tree.children(node.id()).is_some_and(|mut below| below.next().is_none()))
-        {
+        let is_last = |node: &&Node| tree.children(node.id()).is_some_and(|mut below| below.next().is_none());
+        for node in tree.nodes().filter(is_last) {
             let mark = if tree.head() == Some(node.id()) { '>' } else { ' ' };
             self.printer.note(&format!("{mark} {}", words_of(node)));
         }
@@ -203,11 +205,11 @@ impl Talk {
     }
 }
 
-/// Returns the files of the path: each name, message and block. The name is the number of the message. If the message has
-/// several files, a dot and the number of the file follow.
+/// Returns the files of all branches: each name, message and block. The name is the number of the message. If the message
+/// has several files, a dot and the number of the file follow.
 fn files(tree: &Tree) -> Vec<(String, &Node, usize)> {
     let mut files = Vec::new();
-    for node in tree.iter() {
+    for node in tree.nodes() {
         let blocks = node.message().content.iter().enumerate().filter(|(_, block)| block.has_file());
         let is_alone = blocks.clone().count() == 1;
         files.extend((1..).zip(blocks).map(|(number, (block, _))| {
@@ -233,7 +235,7 @@ fn last_question(tree: &Tree) -> Result<NodeId, &'static str> {
 }
 
 /// Returns the texts that the person has sent, from the first to the last of the path.
-pub(super) fn questions(tree: &Tree) -> impl Iterator<Item = String> {
+pub(super) fn questions(tree: &Tree) -> Vec<String> {
     let texts = tree.iter().filter(|node| node.message().is_prompt()).map(|node| node.message().text());
-    texts.filter(|text| !text.is_empty()).collect::<Vec<_>>().into_iter()
+    texts.filter(|text| !text.is_empty()).collect()
 }

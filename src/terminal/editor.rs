@@ -4,7 +4,7 @@
 //! that the answer can be written as it arrives, and the editor never draws over it.
 
 use std::{
-    io::{self, BufRead, IsTerminal, PipeReader, PipeWriter, Read, Write},
+    io::{self, BufRead, PipeReader, PipeWriter, Read, Write},
     pin::Pin,
     sync::{
         Arc, Mutex,
@@ -27,22 +27,32 @@ pub(super) type Entries = Pin<Box<dyn Stream<Item = Entry> + Send>>;
 
 /// Returns the lines of the standard input.
 pub(super) fn lines() -> Entries {
-    let (sender, lines) = channel::channel(1);
-    // A read can't be cancelled, so a read on the runtime would keep the runtime from ending.
-    thread::spawn(move || {
+    entries_of(|| {
+        let mut line = Vec::new();
+        let count = io::stdin().lock().read_until(b'\n', &mut line).ok()?;
         // A line that is not UTF-8 is still a line. It must not end the input.
-        for line in io::stdin().lock().split(b'\n').map_while(Result::ok) {
-            let line = String::from_utf8_lossy(&line).trim_end_matches('\r').to_owned();
-            if sender.blocking_send(Entry::Line(line)).is_err() {
-                return;
-            }
-        }
-    });
-    entries_of(lines)
+        (count > 0)
+            .then(|| Entry::Line(String::from_utf8_lossy(&line).trim_end_matches(['\r', '\n']).to_owned()))
+    })
 }
 
-fn entries_of(entries: channel::Receiver<Entry>) -> Entries {
-    Box::pin(stream::unfold(entries, |mut entries| async { Some((entries.recv().await?, entries)) }))
+/// Returns the entries that a thread reads. A read can't be cancelled, so a read on the runtime would keep the runtime from
+/// ending. The thread begins to read when the stream is read.
+fn entries_of(mut read: impl FnMut() -> Option<Entry> + Send + 'static) -> Entries {
+    let (wanted, wants) = mpsc::channel();
+    let (sender, entries) = channel::channel(1);
+    thread::spawn(move || {
+        while let Ok(()) = wants.recv()
+            && let Some(entry) = read()
+            && sender.blocking_send(entry).is_ok()
+        {}
+    });
+    Box::pin(stream::unfold((wanted, entries), |(wanted, mut entries)| async {
+        // After the end of the input, the thread has ended too.
+        let _ = wanted.send(());
+        let entry = entries.recv().await?;
+        Some((entry, (wanted, entries)))
+    }))
 }
 
 /// Returns a stream of the presses of Ctrl-C that reach the process as a signal. From the first read on, they do not end
@@ -52,7 +62,7 @@ pub(super) fn interrupts() -> Entries {
     Box::pin(stream::unfold((), next))
 }
 
-/// What the editor shares with the printer.
+/// The state that the editor shares with the printer.
 pub(super) struct Editor {
     /// The prompt for the next line. `None` while the chat does not wait for one.
     prompt: Mutex<Option<String>>,
@@ -123,7 +133,7 @@ impl Editor {
     }
 }
 
-/// What the terminal has read without the editor.
+/// An input that the terminal has read without the editor.
 #[cfg_attr(not(unix), expect(dead_code, reason = "only Unix can wait for a line and a wake"))]
 enum Typed {
     Line(String),
@@ -156,12 +166,8 @@ fn typed(wakes: &mut PipeReader) -> Typed {
     Typed::Nothing
 }
 
-/// Starts a line editor on the terminal, with these lines as its history. It reads when the stream is read. Returns `None`
-/// if a standard stream is not a terminal.
-pub(super) fn edited(history: impl Iterator<Item = String>) -> Option<(Entries, Arc<Editor>)> {
-    if !(io::stdin().is_terminal() && io::stdout().is_terminal()) {
-        return None;
-    }
+/// Starts a line editor on the terminal, with these lines as its history.
+pub(super) fn edited(history: Vec<String>) -> Option<(Entries, Arc<Editor>)> {
     let mut lines = DefaultEditor::with_config(Config::builder().auto_add_history(true).build()).ok()?;
     for line in history {
         // Without the line, the editor works nevertheless.
@@ -176,20 +182,6 @@ pub(super) fn edited(history: impl Iterator<Item = String>) -> Option<(Entries, 
         #[cfg(unix)]
         mode: rustix::termios::tcgetattr(io::stdin()).ok(),
     });
-    let (read, reads) = mpsc::channel();
-    let (sender, entries) = channel::channel(1);
     let shared = Arc::clone(&editor);
-    thread::spawn(move || {
-        while let Ok(()) = reads.recv()
-            && let Some(entry) = shared.read(&mut lines, &mut wakes)
-            && sender.blocking_send(entry).is_ok()
-        {}
-    });
-    let entries = stream::unfold((read, entries), |(read, mut entries)| async {
-        // After the end of the input, the thread has ended too.
-        let _ = read.send(());
-        let entry = entries.recv().await?;
-        Some((entry, (read, entries)))
-    });
-    Some((Box::pin(entries), editor))
+    Some((entries_of(move || shared.read(&mut lines, &mut wakes)), editor))
 }

@@ -6,10 +6,9 @@ use super::{Style, editor::Editor, markdown::Markdown};
 use crate::{
     agent::Event,
     error_chain,
-    message::{Message, ResultBlock, ToolResult, ToolUseId, Usage},
+    message::{DecisionKind, Message, ToolResult, Usage},
     run::Response,
     text::clip,
-    tool::Decision,
 };
 
 /// A printer that shows events as they arrive. It replaces the control characters of all texts.
@@ -23,14 +22,11 @@ pub(super) struct Printer {
     markdown: Markdown,
     /// The prompt that waits for a line.
     asked: Option<String>,
-    /// The tool uses that were rejected, so that their results are not shown as failures of a tool.
-    rejected: Vec<ToolUseId>,
 }
 
 impl Printer {
     pub(super) fn new(out: Box<dyn Write + Send>, editor: Option<Arc<Editor>>, style: Style) -> Self {
-        let (markdown, rejected) = (Markdown::default(), Vec::new());
-        Self { out: Some(out), editor, style, in_line: false, markdown, asked: None, rejected }
+        Self { out: Some(out), editor, style, in_line: false, markdown: Markdown::default(), asked: None }
     }
 
     /// Returns whether nobody reads the output any more.
@@ -49,14 +45,7 @@ impl Printer {
             Event::TextEnd { .. } | Event::ThinkingEnd { .. } | Event::Error { .. } => self.end_text(),
             Event::ToolUseEnd { content, .. } => self.note(&format!("→ {} {}", content.name, content.input)),
             Event::ToolProgress { data, .. } => self.note(&format!("  … {}", clip(&data.to_string(), 400))),
-            Event::Decided(decided) if matches!(decided.decision, Decision::Reject(_)) => {
-                self.rejected.push(decided.tool_use_id.clone());
-            }
-            Event::ToolResult { result, .. } => {
-                let rejected = self.rejected.iter().position(|id| *id == result.tool_use_id);
-                let is_rejected = rejected.map(|index| self.rejected.swap_remove(index)).is_some();
-                self.note(&result_line(result, is_rejected));
-            }
+            Event::ToolResult { result, .. } => self.note(&result_line(result)),
             Event::Retry { failure, delay, model, .. } => {
                 self.end_text();
                 let whom = model.as_ref().map_or(String::new(), |model| format!(" {model},"));
@@ -117,9 +106,9 @@ impl Printer {
         self.put(&format!("{text}\n"));
     }
 
-    /// Shows the prompt for the next line, unless it is shown. `question` is a question that the line answers.
-    pub(super) fn ask(&mut self, question: Option<&str>) {
-        let prompt = harmless(question.unwrap_or("> "));
+    /// Shows the prompt for the next line, unless it is shown.
+    pub(super) fn ask(&mut self, prompt: &str) {
+        let prompt = harmless(prompt);
         if self.asked.as_ref() != Some(&prompt) {
             self.end_line();
             // The editor shows its own prompt, unless it has begun with another one.
@@ -193,24 +182,26 @@ pub(super) fn first_words(text: &str, limit: usize) -> String {
     clip(&text.split_whitespace().collect::<Vec<_>>().join(" "), limit).into_owned()
 }
 
-fn result_line(result: &ToolResult, is_rejected: bool) -> String {
-    let texts = result.output().iter().filter_map(|block| match block {
-        ResultBlock::Text(text) => Some(text.text.as_str()),
-        _ => None,
-    });
-    let text: String = texts.collect();
-    let failed = match result.is_error {
-        _ if is_rejected => " not run",
-        true => " failed",
-        false => "",
+fn result_line(result: &ToolResult) -> String {
+    let decision = result.decision.as_ref().map(|decision| decision.kind);
+    let failed = match decision {
+        Some(DecisionKind::Reject) => " not run",
+        _ if result.is_error => " failed",
+        _ => "",
     };
+    let text = result.output_text();
     format!("← {}{failed}: {}", result.name, clip(text.trim_end(), 400).replace('\n', "\n    "))
 }
 
 /// Returns a line on the tokens and the cost of a whole conversation. `None` if nothing was used.
 pub(super) fn total_line(used: &Usage) -> Option<String> {
+    (used.total() > 0).then(|| format!("[this conversation: {}]", tokens(used)))
+}
+
+fn tokens(used: &Usage) -> String {
     let (prompt, output, cost) = (used.prompt(), used.output, cost(used.cost));
-    (used.total() > 0).then(|| format!("[this conversation: {prompt} tokens in, {output} out{cost}]"))
+    let cached = if used.cache_read > 0 { format!(" ({} cached)", used.cache_read) } else { String::new() };
+    format!("{prompt} tokens in{cached}, {output} out{cost}")
 }
 
 fn cost(dollars: Option<f64>) -> String {
@@ -233,12 +224,8 @@ fn compaction_line(message: &Message) -> String {
 }
 
 fn usage_line(response: &Response) -> String {
-    let (usage, model, stop) = (response.usage, &response.model, &response.stop_reason);
-    let cached = if usage.cache_read > 0 { format!(" ({} cached)", usage.cache_read) } else { String::new() };
+    let Response { usage, model, stop_reason, .. } = response;
     // Most services report the usage at the end of a response. If a response was interrupted, this report is missing.
-    if usage.total() == 0 {
-        return format!("[{model}: {stop}]");
-    }
-    let (prompt, output, cost) = (usage.prompt(), usage.output, cost(usage.cost));
-    format!("[{model}: {prompt} tokens in{cached}, {output} out{cost}; {stop}]")
+    let used = if usage.total() == 0 { String::new() } else { format!("{}; ", tokens(usage)) };
+    format!("[{model}: {used}{stop_reason}]")
 }

@@ -1,10 +1,14 @@
-//! Questions that a running tool asks the user: forms, pages to open, and other questions.
+//! Questions to the user: decisions about tool uses, and the questions of running tools.
 
-use std::collections::VecDeque;
+use std::{collections::VecDeque, mem};
 
 use serde_json::{Map, Value};
 
-use crate::{run::PendingUse, tool::Decision};
+use crate::{
+    message::ToolUseId,
+    run::PendingUse,
+    tool::{Decision, ToolSet},
+};
 
 /// A field of a form.
 struct Field {
@@ -13,85 +17,122 @@ struct Field {
     is_required: bool,
 }
 
-/// The answer to a question, as far as the user has given it.
-pub(super) struct Question {
-    /// The fields that have no value yet.
-    fields: VecDeque<Field>,
-    values: Map<String, Value>,
-    is_form: bool,
-    is_page: bool,
+enum QuestionKind {
+    /// Whether a tool may run. If the input of the tool is a single text, which can be typed without JSON, this is its
+    /// name.
+    Approval(Option<String>),
+    /// The fields that have no value yet, and the values.
+    Form(VecDeque<Field>, Map<String, Value>),
+    /// Whether the user has finished on a page.
+    Page,
+    Value,
 }
 
-/// Returns a line that shows the question. Texts of the tool are shown as JSON, so that line breaks cannot hide the
+/// A question to the user, and the answer as far as the user has given it.
+pub(super) struct Question {
+    /// The id of the tool use that waits.
+    pub(super) id: ToolUseId,
+    kind: QuestionKind,
+}
+
+/// Returns a line that shows what waits. Texts of the tool are shown as JSON, so that line breaks cannot hide the
 /// question.
 pub(super) fn shown(pause: &PendingUse) -> String {
-    let question = &pause.reason;
-    let text = match (&question["message"], &question["url"]) {
-        (Value::Null, Value::Null) => question.to_string(),
+    let PendingUse { tool_use, reason, .. } = pause;
+    if !pause.is_question() {
+        let of = pause.sub_agent.as_ref().map_or_else(String::new, |own| format!("{}: ", own.name));
+        return format!("{of}{} {} waits: {reason}", tool_use.name, tool_use.input);
+    }
+    let text = match (&reason["message"], &reason["url"]) {
+        (Value::Null, Value::Null) => reason.to_string(),
         (message, Value::Null) => message.to_string(),
         (message, url) => format!("{message} Open this page: {url}"),
     };
-    format!("{} asks: {text}", pause.tool_use.name)
+    format!("{} asks: {text}", tool_use.name)
 }
 
 impl Question {
-    pub(super) fn of(pause: &PendingUse) -> Self {
-        let question = &pause.reason;
-        let schema = &question["schema"];
-        let required: Vec<&str> =
-            schema["required"].as_array().into_iter().flatten().filter_map(Value::as_str).collect();
-        let properties = schema["properties"].as_object();
-        let field = |(name, schema): (&String, &Value)| Field {
-            is_required: required.contains(&name.as_str()),
-            name: name.clone(),
-            schema: schema.clone(),
+    pub(super) fn of(pause: &PendingUse, tools: &ToolSet) -> Self {
+        let (reason, schema) = (&pause.reason, &pause.reason["schema"]);
+        let kind = if !pause.is_question() {
+            QuestionKind::Approval(text_field(pause, tools))
+        } else if let Some(properties) = schema["properties"].as_object() {
+            let required = schema["required"].as_array();
+            let field = |(name, schema): (&String, &Value)| Field {
+                is_required: required.is_some_and(|required| required.iter().any(|own| own == name)),
+                name: name.clone(),
+                schema: schema.clone(),
+            };
+            QuestionKind::Form(properties.iter().map(field).collect(), Map::new())
+        } else if reason["url"].is_string() {
+            QuestionKind::Page
+        } else {
+            QuestionKind::Value
         };
-        Self {
-            fields: properties.into_iter().flatten().map(field).collect(),
-            values: Map::new(),
-            is_form: properties.is_some(),
-            is_page: question["url"].is_string(),
-        }
+        Self { id: pause.tool_use.id.clone(), kind }
     }
 
     /// Returns the text that asks for the next line.
     pub(super) fn prompt(&self) -> String {
-        match self.fields.front() {
-            Some(field) => field.prompt(),
-            None if self.is_page => "done, or no [REASON]? ".to_owned(),
-            None => "yes, no [REASON], or answer VALUE? ".to_owned(),
+        match &self.kind {
+            QuestionKind::Approval(field) => {
+                let input = field.as_ref().map_or("JSON".to_owned(), |name| name.to_uppercase());
+                format!("yes, no [REASON], or edit {input}? ")
+            }
+            QuestionKind::Form(fields, _) => {
+                fields.front().map_or("yes, or /no [REASON]? ".to_owned(), Field::prompt)
+            }
+            QuestionKind::Page => "done, or no [REASON]? ".to_owned(),
+            QuestionKind::Value => "yes, no [REASON], or answer VALUE? ".to_owned(),
         }
     }
 
-    /// Reads a line. Returns the decision if the answer is complete.
-    pub(super) fn answer(&mut self, line: &str) -> Option<Decision> {
+    /// Reads a line. Returns the decision if the answer is complete, and the reason if the line is wrong.
+    pub(super) fn answer(&mut self, line: &str) -> Result<Option<Decision>, &'static str> {
+        use QuestionKind::{Approval, Form, Page, Value as Other};
         let (word, rest) = line.split_once(' ').unwrap_or((line, ""));
-        let declined = || Some(Decision::reject(if rest.is_empty() { "The user said no." } else { rest }));
-        if self.is_form {
-            if word == "/no" {
-                return declined();
+        Ok(match (word, &mut self.kind) {
+            ("/no", _) | ("n" | "no", Approval(_) | Page | Other) => {
+                Some(Decision::reject(match &self.kind {
+                    _ if rest.is_empty() => "The user said no.".to_owned(),
+                    Approval(_) => format!("The user said no: {rest}"),
+                    _ => rest.to_owned(),
+                }))
             }
-            if let Some(field) = self.fields.front() {
-                let value = field.read(line)?;
-                if !value.is_null() {
-                    self.values.insert(field.name.clone(), value);
+            (_, Form(fields, values)) => {
+                if let Some(field) = fields.front() {
+                    let Some(value) = field.read(line) else { return Ok(None) };
+                    if !value.is_null() {
+                        values.insert(field.name.clone(), value);
+                    }
+                    fields.pop_front();
                 }
-                self.fields.pop_front();
+                fields.is_empty().then(|| Decision::ExecuteWith(mem::take(values).into()))
             }
-            let is_complete = self.fields.is_empty();
-            return is_complete
-                .then(|| Decision::ExecuteWith(Value::Object(std::mem::take(&mut self.values))));
-        }
-        match word {
-            "y" | "yes" | "done" => Some(Decision::Execute),
-            "n" | "no" => declined(),
-            "a" | "answer" if !rest.is_empty() => {
-                let value = serde_json::from_str(rest).unwrap_or_else(|_| rest.into());
-                Some(Decision::ExecuteWith(value))
+            ("y" | "yes", _) | ("done", Page) => Some(Decision::Execute),
+            ("e" | "edit", Approval(field)) if !rest.is_empty() => {
+                let input = match (serde_json::from_str(rest), field) {
+                    (Ok(Value::Object(input)), _) => input,
+                    (_, Some(field)) => Map::from_iter([(field.clone(), rest.into())]),
+                    (_, None) => return Err("The input must be a JSON object."),
+                };
+                Some(Decision::ExecuteWith(input.into()))
             }
+            ("a" | "answer", Page | Other) if !rest.is_empty() => {
+                Some(Decision::ExecuteWith(serde_json::from_str(rest).unwrap_or_else(|_| rest.into())))
+            }
+            // The line is not an answer, so the question is asked again.
             _ => None,
-        }
+        })
     }
+}
+
+/// Returns the name of the only member of the tool's input if it is a text.
+fn text_field(pause: &PendingUse, tools: &ToolSet) -> Option<String> {
+    let tool = tools.get(&pause.tool_use.name).filter(|_| pause.sub_agent.is_none())?;
+    let members = tool.schema().as_value()["properties"].as_object()?;
+    let (name, schema) = members.iter().next().filter(|_| members.len() == 1)?;
+    (schema["type"] == "string" && schema.get("enum").is_none()).then(|| name.clone())
 }
 
 impl Field {
@@ -111,15 +152,11 @@ impl Field {
 
     /// Returns the values that are allowed, if the schema lists them.
     fn choices(&self) -> Option<Vec<&str>> {
-        let of = |schema: &'_ Value| {
-            schema["enum"].is_array() || schema["oneOf"].is_array() || schema["anyOf"].is_array()
-        };
-        let schema = if of(&self.schema) { &self.schema } else { &self.schema["items"] };
-        let alternatives = schema["oneOf"].as_array().or(schema["anyOf"].as_array());
-        if let Some(alternatives) = alternatives {
-            return Some(alternatives.iter().filter_map(|choice| choice["const"].as_str()).collect());
+        fn of(schema: &Value) -> Option<&Vec<Value>> {
+            ["enum", "oneOf", "anyOf"].into_iter().find_map(|name| schema[name].as_array())
         }
-        schema["enum"].as_array().map(|choices| choices.iter().filter_map(Value::as_str).collect())
+        let choices = of(&self.schema).or_else(|| of(&self.schema["items"]))?;
+        Some(choices.iter().filter_map(|choice| choice.as_str().or(choice["const"].as_str())).collect())
     }
 
     /// Reads the value in a line. Returns `None` if the line is not a value of the field, and null if the user omits

@@ -7,10 +7,10 @@ use std::{
 };
 
 use futures_util::StreamExt;
-use serde_json::{Map, Value};
 
 use super::{
     Chat, Entry,
+    commands::CommandResult,
     editor::Entries,
     printer::{Printer, first_words, total_line},
     question::{self, Question},
@@ -18,10 +18,10 @@ use super::{
 use crate::{
     agent::{Event, Status},
     error_chain,
-    message::{Content, Message, Role, ToolUseId},
+    message::{Content, Message, ToolUseId},
     provider::{PartialBlock, StopReason},
     run::{Accepted, Decided, Error, ErrorKind, PendingUse, Prompt, PromptState},
-    session::{Mode, Session, SessionEvent, SessionSnapshot, StoreReport},
+    session::{Mode, SessionEvent, SessionSnapshot, StoreReport},
     subscription::Update,
     tool::Decision,
 };
@@ -34,7 +34,7 @@ pub(super) struct Talk {
     pub(super) chat: Chat,
     pub(super) printer: Printer,
     /// The last prompt that was cancelled or failed before it had a response.
-    pub(super) unanswered: Option<String>,
+    pub(super) unanswered: Option<Arc<Message>>,
     pub(super) compacting: Option<Compacting>,
     /// The number of runs that have started and have not ended yet.
     pub(super) runs: u32,
@@ -45,9 +45,9 @@ pub(super) struct Talk {
     waiting: VecDeque<Arc<PendingUse>>,
     /// The ids of the questions that running tools have asked in this run.
     questions: HashSet<ToolUseId>,
-    /// The ids of the tool uses that the person has decided on in this run.
+    /// The ids of the tool uses that the person has decided on, until the events of the decisions arrive.
     decided: HashSet<ToolUseId>,
-    /// The question of a running tool that the person is answering.
+    /// The question about the first of `waiting`, if the person was asked.
     question: Option<Question>,
 }
 
@@ -73,28 +73,32 @@ impl Talk {
             self.printer.line(&error_chain(&error));
         }
         let (mut has_input, mut is_warned) = (true, false);
-        self.ask().await?;
-        // After the end of the input, the loop still waits for the end of the run.
-        while (has_input || self.is_busy()) && !self.printer.is_closed() {
+        loop {
+            self.ask().await?;
+            // After the end of the input, the loop still waits for the end of the run.
+            if (!has_input && !self.is_busy()) || self.printer.is_closed() {
+                break;
+            }
             let listens = has_input && (!self.chat.is_piped || !self.is_busy() || !self.waiting.is_empty());
             let entry = tokio::select! {
                 biased;
                 Some(interrupt) = signals.next() => Some(interrupt),
-                ended = compacted(&mut self.compacting) => {
+                ended = async { self.compacting.as_mut().expect("a compaction runs").await },
+                    if self.compacting.is_some() =>
+                {
                     self.compacting = None;
                     // Events show the other failures.
                     let is_shown = |error: &Error| matches!(error.kind(), ErrorKind::Failed | ErrorKind::Cancelled);
                     if let Err(error) = ended && !is_shown(&error) {
                         self.printer.line(&error_chain(&error));
                     }
-                    self.ask().await?;
                     continue;
                 }
                 update = events.next() => {
                     match update {
                         Some(Update::Event(numbered)) => match &*numbered.event {
-                            SessionEvent::Agent(event) => self.event(event).await?,
-                            SessionEvent::Store(report) => self.report(report).await?,
+                            SessionEvent::Agent(event) => self.event(event),
+                            SessionEvent::Store(report) => self.report(report),
                             _ => {}
                         },
                         // The output was too slow. Only the output of the missed events is lost.
@@ -102,7 +106,6 @@ impl Talk {
                             self.printer.end_text();
                             self.printer.note("[some output was skipped]");
                             self.take(&snapshot);
-                            self.ask().await?;
                         }
                         Some(Update::Closed(end)) => return Err(Error::ended("session", &end.reason)),
                         None => return Ok(()),
@@ -122,7 +125,6 @@ impl Talk {
                 Some(Entry::Interrupt) => {
                     is_warned = true;
                     self.printer.note("[press Ctrl-C again to end the chat]");
-                    self.ask().await?;
                 }
                 Some(Entry::Line(line)) => {
                     is_warned = false;
@@ -134,7 +136,7 @@ impl Talk {
                     if line == "/quit" {
                         break;
                     }
-                    self.line(line).await?;
+                    self.line(line).await;
                 }
                 None => {
                     has_input = false;
@@ -187,22 +189,22 @@ impl Talk {
                 self.printer.text(&text.text);
             }
         }
+        self.decided.clear();
         self.set_waiting(&agent.pauses);
     }
 
     /// Shows the outcome of a write if the write failed.
-    async fn report(&mut self, report: &StoreReport) -> Result<(), Error> {
-        let Some(error) = report.error() else { return Ok(()) };
+    fn report(&mut self, report: &StoreReport) {
+        let Some(error) = report.error() else { return };
         self.printer.line(&match report {
             StoreReport::Failed { retry_in, .. } => {
                 format!("! not saved: {error}; tried again in {retry_in:?}")
             }
             _ => format!("error: {error}"),
         });
-        self.ask().await
     }
 
-    async fn event(&mut self, event: &Event) -> Result<(), Error> {
+    fn event(&mut self, event: &Event) {
         self.printer.event(event);
         match event {
             Event::Status { status, pauses } => {
@@ -210,21 +212,19 @@ impl Talk {
                 if *status != Status::Idle {
                     self.runs = self.runs.max(1);
                 }
-                if self.set_waiting(pauses) { self.ask().await } else { Ok(()) }
+                self.set_waiting(pauses);
             }
             Event::Prompt { state: PromptState::Returned, prompt: Some(prompt), .. } => {
                 self.printer.note(&format!("[not sent: {}]", text_of(prompt)));
-                Ok(())
             }
             Event::Prompt { prompt: Some(prompt), .. } => {
                 let text = first_words(&text_of(prompt), 40);
                 self.printer.note(&format!("[queued: {text}; /queue shows all, /unqueue takes it back]"));
-                Ok(())
             }
             Event::Decided(decided) => {
                 let is_question = self.questions.remove(&decided.tool_use_id);
                 self.printer.note(&decision_line(decided, is_question));
-                self.ask().await
+                self.decided.remove(&decided.tool_use_id);
             }
             Event::Turn { response, continues: false } => {
                 self.failed = None;
@@ -237,7 +237,7 @@ impl Talk {
                     }
                     _ => {}
                 }
-                self.end_run().await
+                self.end_run();
             }
             Event::Error { failure, response, committed } => {
                 self.printer.line(&format!("error: {}", error_chain(failure)));
@@ -247,34 +247,31 @@ impl Talk {
                 } else {
                     self.keep(&response.messages);
                 }
-                self.end_run().await
+                self.end_run();
             }
             Event::Cancelled { response } => {
                 self.keep(&response.messages);
-                self.end_run().await
+                self.end_run();
             }
-            _ => Ok(()),
+            _ => {}
         }
     }
 
-    async fn end_run(&mut self) -> Result<(), Error> {
+    fn end_run(&mut self) {
         if let Some(text) = self.chat.after_run.as_mut().map(|text| text()).filter(|text| !text.is_empty()) {
             self.printer.note(text.trim_end());
         }
         self.runs = self.runs.saturating_sub(1);
         self.waiting.clear();
-        self.question = None;
         self.questions.clear();
         self.decided.clear();
-        self.ask().await
     }
 
     /// Keeps the prompt of a run that ended without a response, which is the first message of the run.
     fn keep(&mut self, messages: &[Arc<Message>]) {
-        let prompt = messages.first().filter(|message| message.role == Role::User);
-        self.unanswered = prompt.map(|message| message.text()).filter(|text| !text.is_empty());
+        self.unanswered = messages.first().filter(|message| message.is_prompt()).cloned();
         if let Some(prompt) = &self.unanswered {
-            let prompt = first_words(prompt, 40);
+            let prompt = first_words(&prompt.text(), 40);
             self.printer.note(&format!("[no response to \"{prompt}\"; /again sends it again]"));
         }
     }
@@ -289,141 +286,91 @@ impl Talk {
     }
 
     /// Handles a line. A rejected prompt or command is reported, and the chat continues.
-    async fn line(&mut self, line: &str) -> Result<(), Error> {
-        let waiting = self.waiting.len();
-        let is_question = self.waiting.front().is_some_and(|pause| pause.is_question());
+    async fn line(&mut self, line: &str) {
+        let is_asked = !self.waiting.is_empty();
         let (word, rest) = line.split_once(' ').unwrap_or((line, ""));
-        // In a form, `/no` is an answer.
-        let is_command = word.starts_with('/') && !(is_question && word == "/no");
-        let done = match line {
-            _ if is_command => self.command(word, rest.trim()).await,
-            _ if !self.waiting.is_empty() => self.decide(line).await.map_err(Into::into),
+        let done = match word {
+            // `/no` is an answer.
+            _ if word.starts_with('/') && !(is_asked && word == "/no") => {
+                self.command(word, rest.trim()).await
+            }
+            _ if is_asked => self.decide(line).await,
             "" => Ok(()),
             _ => self.say(line).await.map_err(Into::into),
         };
         if let Err(error) = done {
             self.printer.line(&error_chain(&*error));
         }
-        // The event of a decision asks about the next tool use.
-        if self.waiting.len() == waiting { self.ask().await } else { Ok(()) }
     }
 
-    /// Takes the list of everything that waits for a decision, and shows what is new. Returns whether it has changed.
-    fn set_waiting(&mut self, pauses: &[Arc<PendingUse>]) -> bool {
-        // The events of decisions list the other tool uses again, also some that were decided since.
+    /// Takes the list of everything that waits for a decision, and shows what is new.
+    fn set_waiting(&mut self, pauses: &[Arc<PendingUse>]) {
+        // The status of a decision lists the other tool uses again, also some that were decided since.
         let is_open = |pause: &&Arc<PendingUse>| !self.decided.contains(&pause.tool_use.id);
         let pauses: VecDeque<_> = pauses.iter().filter(is_open).cloned().collect();
-        let has_changed = pauses != self.waiting;
         for pause in pauses.iter().filter(|pause| !self.waiting.contains(pause)) {
-            let PendingUse { tool_use, reason, .. } = &**pause;
-            let shown = if pause.is_question() {
-                self.questions.insert(tool_use.id.clone());
-                question::shown(pause)
-            } else {
-                let of = pause.sub_agent.as_ref().map_or_else(String::new, |own| format!("{}: ", own.name));
-                format!("{of}{} {} waits: {reason}", tool_use.name, tool_use.input)
-            };
-            self.printer.line(&shown);
-        }
-        if self.waiting.front() != pauses.front() {
-            self.question = None;
+            if pause.is_question() {
+                self.questions.insert(pause.tool_use.id.clone());
+            }
+            self.printer.line(&question::shown(pause));
         }
         self.waiting = pauses;
-        has_changed
+    }
+
+    /// Returns the question about the first tool use that waits.
+    async fn question(&mut self) -> Result<Option<&mut Question>, Error> {
+        let first = self.waiting.front();
+        self.question.take_if(|question| first.is_none_or(|pause| pause.tool_use.id != question.id));
+        if self.question.is_none()
+            && let Some(pause) = first
+        {
+            let state = self.chat.session.state().await?;
+            self.question = Some(Question::of(pause, &state.config().tools));
+        }
+        Ok(self.question.as_mut())
     }
 
     /// Reads a line as the decision on the first tool use that waits.
-    async fn decide(&mut self, line: &str) -> Result<(), Error> {
-        let (answer, rest) = line.split_once(' ').unwrap_or((line, ""));
-        let Some(first) = self.waiting.front().cloned() else { return Ok(()) };
-        let decision = match answer {
-            _ if first.is_question() => {
-                let question = self.question.get_or_insert_with(|| Question::of(&first));
-                let Some(decision) = question.answer(line) else { return Ok(()) };
-                decision
-            }
-            "y" | "yes" => Decision::Execute,
-            "n" | "no" if rest.is_empty() => Decision::reject("The user said no."),
-            "n" | "no" => Decision::reject(format!("The user said no: {rest}")),
-            "e" | "edit" if !rest.is_empty() => {
-                match (serde_json::from_str(rest), text_field(&self.chat.session, &first).await?) {
-                    (Ok(Value::Object(input)), _) => Decision::ExecuteWith(input.into()),
-                    (_, Some(field)) => Decision::ExecuteWith(Map::from_iter([(field, rest.into())]).into()),
-                    (Ok(_) | Err(_), None) => {
-                        self.printer.note("[the input must be a JSON object]");
-                        return Ok(());
-                    }
-                }
-            }
-            // The line is not a valid answer, so the question is asked again.
-            _ => return Ok(()),
-        };
-        self.question = None;
-        self.waiting.pop_front();
-        self.resume(&first, decision).await
+    async fn decide(&mut self, line: &str) -> CommandResult {
+        let Some(question) = self.question().await? else { return Ok(()) };
+        if let Some(decision) = question.answer(line)?
+            && let Some(first) = self.waiting.pop_front()
+        {
+            self.question = None;
+            self.resume(&first, decision).await?;
+        }
+        Ok(())
     }
 
-    /// Sends a decision. The id makes sure that a late decision never applies to another tool use. Somebody else may have
-    /// decided before.
+    /// Sends a decision. The id makes sure that a late decision never applies to another tool use. A decision of
+    /// another client may have come first.
     async fn resume(&mut self, pause: &Arc<PendingUse>, decision: Decision) -> Result<(), Error> {
         let id = pause.tool_use.id.clone();
         self.decided.insert(id.clone());
-        match self.chat.session.resume_as(id, decision, Arc::clone(&self.chat.user)).await {
-            Err(error) if matches!(error.kind(), ErrorKind::NotPaused | ErrorKind::StaleDecision) => Ok(()),
-            Err(error) => {
-                // The tool use still waits, for example because the decision was nested too deeply.
-                self.decided.remove(&pause.tool_use.id);
-                self.waiting.push_front(Arc::clone(pause));
-                Err(error)
-            }
-            Ok(()) => Ok(()),
+        let by = Arc::clone(&self.chat.user);
+        let Err(error) = self.chat.session.resume_as(id, decision, by).await else { return Ok(()) };
+        self.decided.remove(&pause.tool_use.id);
+        if matches!(error.kind(), ErrorKind::NotPaused | ErrorKind::StaleDecision) {
+            return Ok(());
         }
+        // The tool use still waits, for example because the decision was nested too deeply.
+        self.waiting.push_front(Arc::clone(pause));
+        Err(error)
     }
 
-    /// Shows the prompt for the next line, if one is expected.
-    pub(super) async fn ask(&mut self) -> Result<(), Error> {
-        let question = match self.waiting.front().cloned() {
-            Some(pause) if pause.is_question() => {
-                Some(self.question.get_or_insert_with(|| Question::of(&pause)).prompt())
+    /// Shows the prompt for the next line, if one is expected and not shown yet. The event of a decision is shown first.
+    async fn ask(&mut self) -> Result<(), Error> {
+        let which = match (self.waiting.len(), self.waiting.front()) {
+            (0, _) if self.is_busy() => return Ok(()),
+            _ if !self.decided.is_empty() => return Ok(()),
+            (count @ 2.., Some(first)) => {
+                format!("1 of {count}: {} {}: ", first.tool_use.name, first.tool_use.input)
             }
-            Some(pause) => {
-                let tool_use = &pause.tool_use;
-                let which = match self.waiting.len() {
-                    1 => String::new(),
-                    count => format!("1 of {count}: {} {}: ", tool_use.name, tool_use.input),
-                };
-                let input = text_field(&self.chat.session, &pause)
-                    .await?
-                    .map_or("JSON".to_owned(), |name| name.to_uppercase());
-                Some(format!("{which}yes, no [REASON], or edit {input}? "))
-            }
-            None if self.is_busy() => return Ok(()),
-            None => None,
+            _ => String::new(),
         };
-        self.printer.ask(question.as_deref());
+        let prompt = self.question().await?.map_or("> ".to_owned(), |question| question.prompt());
+        self.printer.ask(&format!("{which}{prompt}"));
         Ok(())
-    }
-}
-
-/// Returns the name of the only member of the tool's input if it is a text, which can be typed without JSON.
-async fn text_field(session: &Session, pause: &PendingUse) -> Result<Option<String>, Error> {
-    let state = session.state().await?;
-    let tool = state.config().tools.iter().find(|tool| tool.name() == pause.tool_use.name);
-    let schema = tool.filter(|_| pause.sub_agent.is_none()).map(|tool| tool.schema().as_value());
-    let Some(members) = schema.and_then(|schema| schema["properties"].as_object()) else {
-        return Ok(None);
-    };
-    let mut members = members.iter();
-    let field =
-        members.next().filter(|(_, schema)| schema["type"] == "string" && schema.get("enum").is_none());
-    Ok(field.filter(|_| members.next().is_none()).map(|(name, _)| name.clone()))
-}
-
-/// Waits for the end of a compaction, or for ever if none runs.
-async fn compacted(compacting: &mut Option<Compacting>) -> Result<Arc<Message>, Error> {
-    match compacting {
-        Some(compacting) => compacting.await,
-        None => std::future::pending().await,
     }
 }
 
@@ -434,12 +381,11 @@ pub(super) fn text_of(prompt: &Prompt) -> String {
 /// Returns a line on a decision and its maker. `is_question` states whether it is the answer to a question of a
 /// running tool.
 fn decision_line(decided: &Decided, is_question: bool) -> String {
-    let what = match &decided.decision {
-        Decision::Execute | Decision::ExecuteWith(_) if is_question => "answered",
-        Decision::Reject(_) if is_question => "declined",
-        Decision::Execute => "allowed",
-        Decision::ExecuteWith(_) => "allowed with another input",
-        Decision::Reject(_) => "rejected",
+    let what = match (&decided.decision, is_question) {
+        (Decision::Reject(_), true) => "declined",
+        (Decision::Reject(_), false) => "rejected",
+        (Decision::Execute, false) => "allowed",
+        (Decision::ExecuteWith(_), false) => "allowed with another input",
         _ => "answered",
     };
     match &decided.by {

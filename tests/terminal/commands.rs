@@ -1,7 +1,9 @@
 //! Commands.
 
 use omni_agent::{
+    Agent, Error, Manager, Prompt, ProviderError, ProviderErrorKind, Session,
     message::{Attachment, Content},
+    store::{ConversationId, Labels, MemoryStore},
     testing::{Gate, ScriptedProvider, Step},
 };
 
@@ -65,7 +67,6 @@ async fn title_cost_and_tools_show_the_state() {
 
 #[tokio::test(start_paused = true)]
 async fn failed_prompt_is_sent_again() {
-    use omni_agent::{ProviderError, ProviderErrorKind};
     let failure = Step::error(ProviderError::new(ProviderErrorKind::Auth, "the key is wrong"));
     let mut talk = Talk::start(&scripted([failure, Step::text("Hello")]).await);
     talk.type_line("Hi");
@@ -177,14 +178,63 @@ async fn omit_with_a_wrong_name_or_during_a_run_is_reported() {
     talk.type_line("/omit");
     talk.sees("[no files]\n> ").await;
     talk.type_line("/restore 1.x");
-    talk.sees("No file here has the name 1.x; /omit lists them.\n> ").await;
+    talk.sees("No file has the name 1.x; /omit lists them.\n> ").await;
     session.ask([Content::from(Attachment::base64("image/png", "iVBORw0KGgo="))]).await.unwrap();
     talk.type_line("/omit 2");
-    talk.sees("No file here has the name 2; /omit lists them.").await;
+    talk.sees("No file has the name 2; /omit lists them.").await;
     talk.type_line("Tell");
     talk.sees("Once").await;
     talk.type_line("/omit 1");
     talk.sees("the session is Busy").await;
     talk.interrupt();
     talk.end_input().await.0.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn failed_prompt_is_sent_again_without_an_omitted_file() {
+    let failure = ProviderError::new(ProviderErrorKind::InvalidRequest, "the picture is broken");
+    let provider = ScriptedProvider::new([Step::error(failure), Step::text("I see nothing.")]);
+    let session = session(provider.model()).await;
+    let picture = Content::from(Attachment::base64("image/png", "iVBORw0KGgo="));
+    let prompt = Prompt::new([Content::from("Look"), picture]);
+    let mut talk = Talk::with(&session, |chat| chat.first(prompt));
+    talk.sees("the picture is broken").await;
+    talk.sees("[no response to \"Look\"; /again sends it again]").await;
+    talk.type_line("/omit 1");
+    talk.sees("1 user: image/png [left out]\n> ").await;
+    talk.type_line("/again");
+    talk.sees("I see nothing.").await;
+    talk.sees("> ").await;
+    talk.type_line("/again");
+    talk.sees("Every prompt has a response.").await;
+    talk.end_input().await.0.unwrap();
+    let sent = provider.last_request().unwrap().history;
+    let texts: Vec<_> = sent.get(0).unwrap().content.iter().filter_map(Content::as_text).collect();
+    assert_eq!((sent.len(), texts.len(), texts[0]), (1, 2, "Look"));
+    assert_eq!(session.tree().await.unwrap().len(), 2);
+}
+
+#[tokio::test(start_paused = true)]
+async fn own_command_with_a_manager_forks_the_conversation() {
+    async fn forked(manager: Manager, session: Session) -> Result<String, Error> {
+        let end = session.tree().await?.head().unwrap();
+        let id = manager.fork(session.id(), end, Labels::default()).await?;
+        Ok(format!("copied to {id}"))
+    }
+    let manager = Manager::builder(MemoryStore::new()).build();
+    let agent = || Agent::builder().model(ScriptedProvider::new([Step::text("Hello")]).model());
+    let session = manager.create(agent()).await.unwrap().session;
+    let mut talk = Talk::with(&session, |chat| {
+        let (manager, session) = (manager.clone(), session.clone());
+        chat.command("/fork", "copies", move |_| forked(manager.clone(), session.clone()))
+    });
+    talk.type_line("Hi");
+    talk.sees("Hello").await;
+    talk.sees("> ").await;
+    talk.type_line("/fork");
+    talk.sees("copied to ").await;
+    let id = ConversationId::new(talk.sees("\n").await).unwrap();
+    talk.end_input().await.0.unwrap();
+    let fork = manager.open(&id, agent()).await.unwrap().session;
+    assert_eq!(fork.tree().await.unwrap().history().last().unwrap().text(), "Hello");
 }

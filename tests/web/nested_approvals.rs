@@ -55,7 +55,7 @@ async fn paused(app: &App, task: &str) -> Paused {
     Paused { root, levels }
 }
 
-async fn post(app: &App, user: &str, path: &str, body: Value) -> (String, bool) {
+pub(crate) async fn post(app: &App, user: &str, path: &str, body: Value) -> (String, bool) {
     read(app.send(request(Method::POST, user, path, Some(body))).await.into_body()).await
 }
 
@@ -77,7 +77,7 @@ fn approve(id: &str, answer: &str, approval: &str) -> Value {
 }
 
 /// The request with which a client of AG-UI answers an interrupt.
-fn resume(id: &str, run: &str, interrupt: &str) -> Value {
+pub(crate) fn resume(id: &str, run: &str, interrupt: &str) -> Value {
     let mut body = run_input(id, run, "");
     body["messages"] = json!([]);
     body["resume"] =
@@ -161,7 +161,7 @@ fn killed(store: &MemoryStore, nested: &Nested) -> Paused {
 }
 
 /// Waits until the conversation is paused again. The first request opens it.
-async fn reopened(app: &App, id: &str) {
+pub(crate) async fn reopened(app: &App, id: &str) {
     let is_paused = async || {
         let snapshot = app.get("ann", &format!("/agent/conversations/{id}")).await.json();
         snapshot["agent"]["status"] == "paused"

@@ -2,15 +2,20 @@
 
 use std::time::Duration;
 
-use axum::http::Method;
+use axum::http::{Method, StatusCode};
 use omni_agent::{
-    store::MemoryStore,
-    testing::{Gate, Step},
+    agent::{Agent, OnUncertain, Recover},
+    manager::{Manager, OpenOptions, Sweep, Titles},
+    message::ToolResult,
+    store::{MemoryStore, Owner},
+    testing::{Gate, ScriptedProvider, Step},
+    tool::{Replay, Tool, ToolContext, tool_fn},
 };
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::{
     broken_bodies::read,
+    nested_approvals::{post, reopened, resume},
     support::{App, request, submit},
 };
 
@@ -60,15 +65,11 @@ async fn readers_of_a_turn_that_is_handed_over_continue_at_the_next_server() {
 }
 
 /// Runs a server until `work` is done. Then the server is killed.
-fn life<T>(
-    store: &MemoryStore,
-    script: impl IntoIterator<Item = Step>,
-    work: impl AsyncFnOnce(&App) -> T,
-) -> T {
+fn life<T>(start: impl FnOnce() -> App, work: impl AsyncFnOnce(&App) -> T) -> T {
     let runtime =
         tokio::runtime::Builder::new_current_thread().enable_all().start_paused(true).build().unwrap();
     let (app, output) = runtime.block_on(async {
-        let app = App::durable(store, script);
+        let app = start();
         let output = work(&app).await;
         (app, output)
     });
@@ -85,31 +86,132 @@ fn run_that_is_abandoned_is_an_error_in_both_protocols() {
         let draws = is_kept.then(|| Step::tool_use("t1", "draw", json!({})));
         let script = draws.into_iter().chain([Step::new().gate(&gate).stop()]);
         let chat = |id: &str| request(Method::POST, "ann", "/api/chat", Some(submit(id, "u1", "Go")));
-        let id = life(&store, script, async |app| {
-            let id = app.create("ann").await;
-            let _unread = app.send(chat(&id)).await;
-            gate.reached().await;
-            id
-        });
+        let id = life(
+            || App::durable(&store, script),
+            async |app| {
+                let id = app.create("ann").await;
+                let _unread = app.send(chat(&id)).await;
+                gate.reached().await;
+                id
+            },
+        );
         for _ in 0..5 {
-            life(&store, [Step::new().hang()], async |app| {
-                app.get("ann", &format!("/agent/conversations/{id}")).await;
-            });
+            life(
+                || App::durable(&store, [Step::new().hang()]),
+                async |app| {
+                    app.get("ann", &format!("/agent/conversations/{id}")).await;
+                },
+            );
         }
-        life(&store, [], async |app| {
-            // The first request opens the conversation.
-            for _ in 0..2 {
-                let (text, has_failed) = read(app.send(chat(&id)).await.into_body()).await;
-                let error = r#"{"type":"error","errorText":"The run was ended after too many restarts."}"#;
-                assert!(!has_failed && text.contains(error) && text.contains("[DONE]"), "{text}");
-                assert!(!text.contains("\"finish\"") && !text.contains("\"abort\""), "{text}");
-                assert_eq!(text.contains("Drawn."), is_kept, "{text}");
-                let join = format!("/ag-ui/{id}?protocolVersion=1.0");
-                let (text, _) =
-                    read(app.send(request(Method::GET, "ann", &join, None)).await.into_body()).await;
-                assert!(text.contains("RUN_ERROR") && text.contains("\"abandoned\""), "{text}");
-                assert!(!text.contains("RUN_FINISHED"), "{text}");
+        life(
+            || App::durable(&store, []),
+            async |app| {
+                // The first request opens the conversation.
+                for _ in 0..2 {
+                    let (text, has_failed) = read(app.send(chat(&id)).await.into_body()).await;
+                    let error =
+                        r#"{"type":"error","errorText":"The run was ended after too many restarts."}"#;
+                    assert!(!has_failed && text.contains(error) && text.contains("[DONE]"), "{text}");
+                    assert!(!text.contains("\"finish\"") && !text.contains("\"abort\""), "{text}");
+                    assert_eq!(text.contains("Drawn."), is_kept, "{text}");
+                    let join = format!("/ag-ui/{id}?protocolVersion=1.0");
+                    let (text, _) =
+                        read(app.send(request(Method::GET, "ann", &join, None)).await.into_body()).await;
+                    assert!(text.contains("RUN_ERROR") && text.contains("\"abandoned\""), "{text}");
+                    assert!(!text.contains("RUN_FINISHED"), "{text}");
+                }
+            },
+        );
+    }
+}
+
+/// Returns an application whose tool `send` passes the gate when it runs for the first time. If a server ends meanwhile,
+/// the next one asks whether the tool may run again.
+fn sender(store: &MemoryStore, gate: &Gate) -> App {
+    let model = ScriptedProvider::from_fn(|request| {
+        let results = request.history.last().map(|last| last.tool_results().map(ToolResult::text).collect());
+        match results.unwrap_or_else(String::new) {
+            text if text.is_empty() => Step::tool_use("t1", "send", json!({})),
+            text => Step::text(text),
+        }
+    });
+    let (model, gate) = (model.model(), gate.clone());
+    let options = move || {
+        let gate = gate.clone();
+        let send = tool_fn("send", "Sends.", move |_: Value, context: ToolContext| {
+            let gate = gate.clone();
+            async move {
+                if context.is_repeated() {
+                    return Ok("Sent again.");
+                }
+                gate.pass().await;
+                Ok("Sent.")
             }
         });
+        let agent = Agent::builder().model(model.clone()).tool(send.with_replay(Replay::Never));
+        OpenOptions::new(agent).recover(Recover::default().with_on_uncertain(OnUncertain::Ask))
+    };
+    // The owner has the same name in each life, so that no lease has to expire.
+    let manager = Manager::builder(store.clone()).owner(Owner::new("server")).sweep(Sweep::off());
+    App::running(manager.titles(Titles::Off).build(), options)
+}
+
+#[test]
+fn tool_that_the_end_of_its_server_cut_off_runs_again_if_a_client_allows_it() {
+    for protocol in ["native", "ag-ui", "ai-sdk"] {
+        let (gate, store) = (Gate::new(), MemoryStore::new());
+        let id = life(
+            || sender(&store, &gate),
+            async |app| {
+                let id = app.create("ann").await;
+                let chat = request(Method::POST, "ann", "/api/chat", Some(submit(&id, "u1", "Go")));
+                let _unread = app.send(chat).await;
+                gate.reached().await;
+                id
+            },
+        );
+        life(
+            || sender(&store, &gate),
+            async |app| {
+                reopened(app, &id).await;
+                let conversation = format!("/agent/conversations/{id}");
+                let pauses = app.get("ann", &conversation).await.json()["agent"]["pauses"].take();
+                let [pause] = &pauses.as_array().unwrap()[..] else { panic!("{pauses}") };
+                assert_eq!((&pause["tool_use"]["id"], &pause["asked_by"]), (&json!("t1?1"), &json!("t1")));
+                assert!(pause["reason"]["uncertain"].is_object(), "{pause}");
+                let path = match protocol {
+                    "ag-ui" => format!("/ag-ui/{id}?protocolVersion=1.0"),
+                    _ => format!("/api/chat/{id}/messages"),
+                };
+                let shown = app.send(request(Method::GET, "ann", &path, None)).await;
+                let (shown, _) = read(shown.into_body()).await;
+                assert!(shown.contains("\"t1?1\""), "{protocol}: {shown}");
+
+                // The decision to run the tool for the first time does not run it again.
+                let commands = format!("{conversation}/commands");
+                let decide = |tool_use: &str| {
+                    let decisions = json!([[tool_use, "execute"]]);
+                    json!({ "type": "decide", "turn": pause["turn"], "decisions": decisions })
+                };
+                let late = app.post("ann", &commands, decide("t1")).await;
+                assert_eq!((late.status, late.code().as_str()), (StatusCode::CONFLICT, "stale-decision"));
+                let approval = json!({ "id": "t1?1", "approved": true });
+                let part = json!({ "type": "tool-send", "toolCallId": "t1", "state": "approval-responded",
+                                   "approval": approval });
+                let answer = json!({ "id": "a-u1", "role": "assistant", "parts": [part] });
+                let approve = json!({ "id": id, "trigger": "submit-message", "messageId": "a-u1",
+                                      "messages": [answer] });
+                let (text, _) = match protocol {
+                    "ag-ui" => post(app, "ann", "/ag-ui", resume(&id, "r2", "t1?1")).await,
+                    "ai-sdk" => post(app, "ann", "/api/chat", approve).await,
+                    _ => post(app, "ann", &commands, decide("t1?1")).await,
+                };
+                app.idle(&id).await;
+                let nodes = app.get("ann", &conversation).await.json()["tree"]["nodes"].take();
+                let last = &nodes.as_array().unwrap().last().unwrap()["message"]["content"][0]["text"];
+                assert_eq!(last, "Sent again.", "{protocol}: {text}");
+                assert_eq!(text.contains("Sent again."), protocol != "native", "{protocol}: {text}");
+            },
+        );
     }
 }

@@ -8,7 +8,7 @@ use axum::{
 use futures_util::StreamExt;
 use omni_agent::{
     access::{Action, Permissions, Principal, StartRequest},
-    agent::{Agent, AgentBuilder, Durable},
+    agent::{Agent, Durable},
     async_trait,
     manager::{Manager, OpenOptions, Titles},
     message::{Attachment, ResultBlock},
@@ -162,12 +162,12 @@ impl App {
     }
 
     /// Returns an application all of whose conversations have this agent, with durable turns.
-    pub(crate) fn running(
+    pub(crate) fn running<O: Into<OpenOptions>>(
         manager: Manager,
-        agent: impl Fn() -> AgentBuilder + Send + Sync + 'static,
+        agent: impl Fn() -> O + Send + Sync + 'static,
     ) -> Self {
         let agents = move |_: &Principal, _: &StartRequest| {
-            Ok::<_, omni_agent::Error>(OpenOptions::new(agent()).durable(Durable::InFlight))
+            Ok::<_, omni_agent::Error>(agent().into().durable(Durable::InFlight))
         };
         let web = Web::builder(manager.clone(), Users, agents).build();
         Self::behind(web, manager, ScriptedProvider::new([]))

@@ -11,7 +11,7 @@
 //! ```
 //!
 //! The chat itself is `omni_agent::terminal::Chat`, which needs the feature `terminal`. This example has its options: the
-//! model, the store, two commands, MCP servers and a trace. `examples/first/terminal.rs` is a chat without options.
+//! model, the store, three commands, MCP servers and a trace. `examples/first/terminal.rs` is a chat without options.
 //!
 //! The module `support` selects the model. In your own crate, pass the model's name instead:
 //! `Agent::builder().model("anthropic:claude-opus-5")`.
@@ -49,9 +49,13 @@ async fn chat() -> Result<(), Box<dyn Error>> {
     let trace = picked.value(&TRACE).map(|_| Trace::start());
     let words = picked.words.join(" ");
     let conversation = conversation::open(picked).await?;
-    let (lister, session) = (conversation.lister(), conversation.session.clone());
+    let (shelf, session) = (conversation.shelf(), conversation.session.clone());
     let mut chat = Chat::new(&session)
-        .command("/sessions", "lists the stored conversations", move |_| lister.clone().list())
+        .command("/fork [NUMBER]", "copies the messages up to that one into a new conversation", {
+            let shelf = shelf.clone();
+            move |number| shelf.clone().fork(number)
+        })
+        .command("/sessions", "lists the stored conversations", move |_| shelf.clone().list())
         .command("/model [NAME]", "shows or switches the model, for example to openai:gpt-5.2", {
             let session = session.clone();
             move |name| conversation::set_model(session.clone(), name)

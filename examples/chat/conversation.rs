@@ -11,8 +11,10 @@ use std::{
 use omni_agent::{
     ErrorKind,
     agent::{Agent, AgentBuilder, Config},
+    manager::Manager,
     session::Session,
-    store::{ConversationId, FileSystemStore, MemoryStore, Page, Store},
+    store::{ConversationId, FileSystemStore, Labels, MemoryStore, Page, Store},
+    tree::NodeId,
 };
 
 use super::{tool::run_command, trace::TRACE};
@@ -39,9 +41,10 @@ pub struct Conversation {
 }
 
 impl Conversation {
-    /// Returns the parts that list all conversations.
-    pub fn lister(&self) -> Lister {
-        Lister { session: self.session.clone(), store: Arc::clone(&self.store) }
+    /// Returns the parts that the commands about all conversations use.
+    pub fn shelf(&self) -> Shelf {
+        let folder = self.folder.as_ref().map(|folder| folder.path().display().to_string());
+        Shelf { session: self.session.clone(), store: Arc::clone(&self.store), folder }
     }
 }
 
@@ -153,14 +156,15 @@ pub fn show(text: &str) {
     let _ = writeln!(io::stdout(), "{}", dim(text));
 }
 
-/// The parts of a conversation that list all conversations.
+/// The stored conversations and the one of the chat.
 #[derive(Clone)]
-pub struct Lister {
+pub struct Shelf {
     session: Session,
     store: Arc<dyn Store>,
+    folder: Option<String>,
 }
 
-impl Lister {
+impl Shelf {
     /// Returns a list of the stored conversations.
     pub async fn list(self) -> Result<String, omni_agent::Error> {
         let mut text = String::new();
@@ -178,6 +182,21 @@ impl Lister {
             text.push_str("[no stored conversations yet]");
         }
         Ok(text)
+    }
+
+    /// Copies the messages up to the one with this number, or up to the end, into a new conversation. Returns how to
+    /// continue there.
+    pub async fn fork(self, number: String) -> Result<String, Box<dyn Error + Send + Sync>> {
+        let folder = self.folder.ok_or("This conversation is not stored; name it with --session ID.")?;
+        let node = match number.as_str() {
+            "" => self.session.tree().await?.head().ok_or("There is no message yet.")?,
+            number => number.parse().ok().and_then(NodeId::new).ok_or("/tree shows the numbers.")?,
+        };
+        // The manager copies what is stored, and saving runs in the background.
+        self.session.flush(Duration::from_secs(5)).await?;
+        let manager = Manager::builder(self.store).build();
+        let id = manager.fork(self.session.id(), node, Labels::default()).await?;
+        Ok(format!("[copied; to continue there: --session {id} --store {folder}]"))
     }
 }
 

@@ -43,12 +43,12 @@ use std::{
     env,
     error::Error as StdError,
     io::{self, IsTerminal, Write},
-    pin::Pin,
     sync::Arc,
     time::Duration,
 };
 
 use futures_core::Stream;
+use futures_util::future::BoxFuture;
 
 use self::{editor::Entries, printer::Printer, talk::Talk};
 use crate::{
@@ -90,7 +90,7 @@ pub enum Style {
 }
 
 type Output = Result<String, Box<dyn StdError + Send + Sync>>;
-type Handler = Box<dyn FnMut(String) -> Pin<Box<dyn Future<Output = Output> + Send>> + Send>;
+type Handler = Box<dyn FnMut(String) -> BoxFuture<'static, Output> + Send>;
 
 /// A command of the application.
 struct OwnCommand {

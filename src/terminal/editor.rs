@@ -5,7 +5,6 @@
 
 use std::{
     io::{self, BufRead, PipeReader, PipeWriter, Read, Write},
-    pin::Pin,
     sync::{
         Arc, Mutex,
         atomic::{AtomicBool, Ordering},
@@ -14,8 +13,7 @@ use std::{
     thread,
 };
 
-use futures_core::Stream;
-use futures_util::stream;
+use futures_util::stream::{self, BoxStream};
 use rustyline::{Config, DefaultEditor, error::ReadlineError, history::History as _};
 use tokio::sync::mpsc as channel;
 
@@ -23,7 +21,7 @@ use super::Entry;
 use crate::sync::lock;
 
 /// The entries of a person or a pipe.
-pub(super) type Entries = Pin<Box<dyn Stream<Item = Entry> + Send>>;
+pub(super) type Entries = BoxStream<'static, Entry>;
 
 /// Returns the lines of the standard input.
 pub(super) fn lines() -> Entries {

@@ -2,11 +2,10 @@
 
 use std::{
     collections::{HashSet, VecDeque},
-    pin::Pin,
     sync::Arc,
 };
 
-use futures_util::StreamExt;
+use futures_util::{StreamExt, future::BoxFuture};
 
 use super::{
     Chat, Entry,
@@ -26,16 +25,14 @@ use crate::{
     tool::Decision,
 };
 
-/// A compaction that the person has asked for.
-type Compacting = Pin<Box<dyn Future<Output = Result<Arc<Message>, Error>> + Send>>;
-
 /// A chat in progress.
 pub(super) struct Talk {
     pub(super) chat: Chat,
     pub(super) printer: Printer,
     /// The last prompt that was cancelled or failed before it had a response.
     pub(super) unanswered: Option<Arc<Message>>,
-    pub(super) compacting: Option<Compacting>,
+    /// The compaction that the person has asked for.
+    pub(super) compacting: Option<BoxFuture<'static, Result<Arc<Message>, Error>>>,
     /// The number of runs that have started and have not ended yet.
     pub(super) runs: u32,
     /// The failure of the last run.

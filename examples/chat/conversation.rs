@@ -190,7 +190,7 @@ impl Shelf {
         let folder = self.folder.ok_or("This conversation is not stored; name it with --session ID.")?;
         let node = match number.as_str() {
             "" => self.session.tree().await?.head().ok_or("There is no message yet.")?,
-            number => number.parse().ok().and_then(NodeId::new).ok_or("/tree shows the numbers.")?,
+            number => number.parse().ok().and_then(NodeId::new).ok_or("Missing number: see /tree.")?,
         };
         // The manager copies what is stored, and saving runs in the background.
         self.session.flush(Duration::from_secs(5)).await?;

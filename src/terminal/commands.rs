@@ -23,8 +23,8 @@ const HELP: &str = "\
 /clear          starts an empty conversation; /branch leads back
 /compact [TEXT] replaces old messages by a summary, about TEXT in detail
 /undo           sends all messages again
-/omit [FILE]    leaves a file out of what the model sees; lists the files without FILE
-/restore FILE   sends it to the model again
+/omit [FILE]    lists the files, or leaves this one out of requests
+/restore FILE   sends it again
 /cost           shows the tokens and the cost of the conversation
 /title [TEXT]   shows or sets the title
 /tools          lists the tools, by server

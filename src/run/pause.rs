@@ -27,9 +27,10 @@ pub struct PendingUse {
     pub reason: Value,
     /// The id of the tool use that the pause asks about, if the tool has started: the running tool asks a question, or
     /// a restart has interrupted the tool and the pause asks whether the tool may run again. The tool use in the pause
-    /// then has this id, followed by `?` and a number, so that an answer never applies to a later question about the
-    /// same call. If a sub-agent waits, the turn and the tool use of the sub-agent follow in place of the number.
-    /// `None` if the pause is about whether a tool of this agent may run for the first time.
+    /// then has this id, followed by `?` and a number for a question, or by `?again` and a number for a repetition, so
+    /// that an answer never applies to a later question about the same call. If a sub-agent waits, the turn and the tool
+    /// use of the sub-agent follow in place of the number. `None` if the pause is about whether a tool of this agent may
+    /// run for the first time.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub asked_by: Option<ToolUseId>,
     /// The pause of a sub-agent that this pause stands for. The tool use then has the name and the input of the

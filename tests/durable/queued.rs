@@ -96,8 +96,8 @@ async fn play(store: Arc<dyn Store>, sender: &Sender, replay: Replay, on_uncerta
         }
         let waiting: Vec<_> =
             running.agent.pauses.iter().map(|pause| pause.tool_use.id.to_string()).collect();
-        assert_eq!(waiting, ["b?1"], "the other tools were never started");
-        session.resume("b?1", Decision::Execute).await.unwrap();
+        assert_eq!(waiting, ["b?again1"], "the other tools were never started");
+        session.resume("b?again1", Decision::Execute).await.unwrap();
     }
     session.wait_until_idle().await.unwrap();
     session.tree().await.unwrap().history().last().unwrap().text()

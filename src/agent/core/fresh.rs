@@ -23,6 +23,9 @@ pub(super) struct PastPauseIds(Vec<ToolUseId>);
 /// The number of ids that are kept of tool uses that have waited. A `resume` with an older id is not expected.
 const MAX_WAITED: usize = 256;
 
+/// What follows the id of a call in the id of a pause that asks whether the call's tool may run again, before a number.
+const AGAIN: &str = "?again";
+
 impl PastPauseIds {
     /// Stores the ids of pauses that begin to wait, and counts them in their turn.
     pub(super) fn add_all<'a>(
@@ -57,21 +60,37 @@ impl PastPauseIds {
         Self(ids)
     }
 
-    /// Returns an id for a question about a call of a step, and the number in it, which is greater than `asked`. No
-    /// other pause has had this id.
-    pub(super) fn question_id(
-        &self,
-        call: &ToolUseId,
-        mut asked: u32,
-        step: &[ToolUseSlot],
-    ) -> (ToolUseId, u32) {
+    /// Returns an id for a question of a call of a step, and the number in it, which is greater than `asked`. No other
+    /// pause has had this id.
+    pub(super) fn question_id(&self, call: &ToolUseId, asked: u32, step: &[ToolUseSlot]) -> (ToolUseId, u32) {
+        self.numbered(&format!("{call}?"), asked, step)
+    }
+
+    /// Returns an id for a pause that asks whether the tool of a call may run again. No other pause has had this id. It
+    /// differs from the ids of all questions of the call, because the process may have ended before the last ones were
+    /// recorded.
+    pub(super) fn repetition_id(&self, call: &ToolUseId, step: &[ToolUseSlot]) -> ToolUseId {
+        self.numbered(&format!("{call}{AGAIN}"), 0, step).0
+    }
+
+    fn numbered(&self, start: &str, mut number: u32, step: &[ToolUseSlot]) -> (ToolUseId, u32) {
         loop {
-            asked += 1;
-            let id = ToolUseId::from(format!("{call}?{asked}"));
+            number += 1;
+            let id = ToolUseId::from(format!("{start}{number}"));
             if !self.contains(&id) && step.iter().all(|slot| slot.tool_use.id != id) {
-                return (id, asked);
+                return (id, number);
             }
         }
+    }
+
+    /// Returns the id under which a tool use has waited for a decision on whether its tool may run, or may run again.
+    pub(super) fn waited_as(&self, call: &ToolUseId) -> Option<&ToolUseId> {
+        let is_about = |id: &&ToolUseId| {
+            id.as_str()
+                .strip_prefix(call.as_str())
+                .is_some_and(|rest| rest.is_empty() || rest.starts_with(AGAIN))
+        };
+        self.0.iter().rfind(is_about)
     }
 
     /// Returns whether a tool use with this id has waited for a decision.

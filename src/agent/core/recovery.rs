@@ -234,7 +234,7 @@ impl AgentCore {
                 |(place, slot): &(usize, &ToolUseSlot)| !slot.queued || turn.uncertain.contains(place);
             turn.uncertain = open.filter(was_started).map(|(place, _)| place).collect();
             let now = cx.now();
-            let id = |slot: &ToolUseSlot| self.waited.question_id(&slot.tool_use.id, slot.asked, &slots).0;
+            let id = |slot: &ToolUseSlot| self.waited.repetition_id(&slot.tool_use.id, &slots);
             let answer = |slot| answer_again(slot, choice(slot), id(slot), &turn, now);
             let answers = slots.iter().map(answer).collect();
             let uses = slots.into_iter().map(|slot| slot.tool_use).collect();

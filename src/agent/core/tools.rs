@@ -185,7 +185,8 @@ impl AgentCore {
         if *op != self.decided {
             return None;
         }
-        let waited = slots.iter().position(|slot| self.waited.contains(&slot.tool_use.id));
+        let waited = |slot: &ToolUseSlot| self.waited.waited_as(&slot.tool_use.id);
+        let waited = slots.iter().enumerate().find_map(|(place, slot)| Some((place, waited(slot)?.clone())));
         let kept = match waited {
             Some(_) => slots.len(),
             None => slots.iter().position(|slot| slot.result.is_none())?,
@@ -197,7 +198,7 @@ impl AgentCore {
         };
         let answer = |slot: &ToolUseSlot| DecisionOrPause::Decided(decision(slot), slot.decided.clone());
         let mut answers: Vec<_> = slots[..kept].iter().map(answer).collect();
-        let early = waited.map(|place| {
+        let early = waited.map(|(place, id)| {
             let ToolUseSlot { tool_use, decided, result, .. } = &slots[place];
             let own = decided.as_deref().map(|own| &own.decision);
             let kind = own.map(|own| own.kind);
@@ -205,12 +206,15 @@ impl AgentCore {
                 Some(result) if kind == Some(DecisionKind::Reject) => Decision::Reject(result.text()),
                 _ => decision(&slots[place]),
             };
-            let pause = PendingUse::new(turn.id, tool_use.clone()).with_reason(NEEDS_APPROVAL.into());
+            let is_repetition = id != tool_use.id;
+            let asked_by = is_repetition.then(|| tool_use.id.clone());
+            let pause = PendingUse::new(turn.id, ToolUse { id: id.clone(), ..tool_use.clone() });
+            let pause = PendingUse { asked_by, ..pause.with_reason(NEEDS_APPROVAL.into()) };
             let stands = decided.clone().map(|own| Box::new(DecisionFacts { stands: true, ..*own }));
             answers[place] = DecisionOrPause::Waits(Arc::new(pause), stands);
             let (by, expired) = (own.and_then(|own| own.by.clone()), kind == Some(DecisionKind::Expired));
-            let (tool_use_id, at) = (tool_use.id.clone(), own.map_or(at, |own| own.at));
-            Decided { turn: turn.id, tool_use_id, decision, by, expired, at }
+            let at = own.map_or(at, |own| own.at);
+            Decided { turn: turn.id, tool_use_id: id, decision, by, expired, at }
         });
         let uses = slots.iter().map(|slot| slot.tool_use.clone()).collect();
         Some(StepToolUses { uses, answers, early: early.into_iter().collect() })

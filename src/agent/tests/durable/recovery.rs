@@ -1,3 +1,5 @@
+use std::sync::atomic::AtomicUsize;
+
 use super::*;
 use crate::{
     agent::{
@@ -210,7 +212,7 @@ async fn uncertain_tool_that_asks_waits_for_a_decision() {
         let builder = acting([Step::text("Done.")], calls.tool(Replay::Never)).1;
         let life = Life::begin(builder, Durable::InFlight, &shelf).await;
         settle().await;
-        life.agent.resume("t1?1", decision.clone()).await.unwrap();
+        life.agent.resume("t1?again1", decision.clone()).await.unwrap();
         life.idle().await;
         let keys = calls.made();
         assert_eq!(keys.len(), made, "{decision:?}");
@@ -237,13 +239,13 @@ async fn late_copy_of_an_approval_after_a_restart_does_not_repeat_its_tool() {
         let life = Life::begin_with(builder(vec![]), Durable::InFlight, &shelf, asking).await;
         settle().await;
         for late in
-            (0..repetition).map(|times| if times == 0 { "t1".to_owned() } else { format!("t1?{times}") })
+            (0..repetition).map(|times| if times == 0 { "t1".to_owned() } else { format!("t1?again{times}") })
         {
             let error = life.agent.resume(late.as_str(), Decision::Execute).await.unwrap_err();
             assert_eq!(error.kind(), crate::ErrorKind::StaleDecision, "{late}: {error}");
         }
         assert_eq!(calls.made().len(), repetition);
-        life.agent.resume(format!("t1?{repetition}"), Decision::Execute).await.unwrap();
+        life.agent.resume(format!("t1?again{repetition}"), Decision::Execute).await.unwrap();
         settle().await;
         assert_eq!(calls.made().len(), repetition + 1);
         shelf = life.kill().await;
@@ -310,11 +312,74 @@ async fn interrupt_after_a_decision_about_an_unknown_outcome_keeps_it_uncertain_
     for (decision, expected) in [(Decision::Execute, UNCERTAIN), (Decision::reject("no"), "no")] {
         let calls = Calls::new();
         let life = uncertain_in_the_next_life(&calls, 0).await;
-        life.agent.resume("t1?1", decision.clone()).await.unwrap();
+        life.agent.resume("t1?again1", decision.clone()).await.unwrap();
         life.agent.interrupt().await.unwrap();
         life.idle().await;
         assert_eq!(result_texts(&life.shelf.history()), [expected, UNCERTAIN, UNCERTAIN], "{decision:?}");
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn decisions_about_unknown_outcomes_survive_a_hand_over_before_the_tools_start() {
+    let runs = Arc::new(AtomicUsize::new(0));
+    let signs = |runs: &Arc<AtomicUsize>| {
+        let runs = Arc::clone(runs);
+        let sign = move |_: Value, _: ToolContext| {
+            runs.fetch_add(1, Ordering::SeqCst);
+            std::future::ready(Ok("signed"))
+        };
+        tool_fn("sign", "Signs.", sign).with_replay(Replay::Never)
+    };
+    let calls = Calls::new();
+    let life = uncertain_in_the_next_life(&calls, 0).await;
+    life.agent.resume("t2?again1", Decision::reject("no")).await.unwrap();
+    settle().await;
+    let made = calls.made().len();
+    let (decided, left) = tokio::join!(
+        life.agent.resume("t1?again1", Decision::ExecuteWith(json!({ "n": 2 }))),
+        life.owner.leave()
+    );
+    decided.unwrap();
+    left.unwrap();
+    settle().await;
+    assert_eq!(calls.made().len(), made, "the tools start in the next process");
+    let shelf = life.kill().await;
+    let builder = acting([Step::text("Done.")], calls.tool(Replay::Never)).1.tool(signs(&runs));
+    (0..16).for_each(|_| calls.gate.open());
+    let put =
+        tool_fn("put", "Puts.", |_: Value, _| std::future::ready(Ok("done"))).with_replay(Replay::Keyed);
+    let life = Life::begin(builder.tool(put), Durable::InFlight, &shelf).await;
+    life.idle().await;
+    assert_eq!(runs.load(Ordering::SeqCst), 0, "its repetition was rejected");
+    let changed = "A person changed the input of this call. It ran with: {\"n\":2}done";
+    assert_eq!(result_texts(&life.shelf.history()), [changed, "no", "done"]);
+    assert_eq!(calls.made().last().unwrap().1, json!({ "n": 2 }));
+}
+
+#[tokio::test(start_paused = true)]
+async fn answer_to_a_question_that_was_not_recorded_does_not_repeat_its_tool() {
+    let runs = Arc::new(AtomicUsize::new(0));
+    let asking = || {
+        let runs = Arc::clone(&runs);
+        let ask = move |_: Value, context: ToolContext| {
+            runs.fetch_add(1, Ordering::SeqCst);
+            async move { Ok(format!("{:?}", context.ask(json!("Which?")).await)) }
+        };
+        tool_fn("act", "Asks.", ask).with_replay(Replay::Never)
+    };
+    let life = Life::begin(acting([act()], asking()).1, Durable::InFlight, &Shelf::default()).await;
+    life.agent.prompt("Hi").await.unwrap();
+    settle().await;
+    assert_eq!(life.agent.snapshot().await.unwrap().pauses[0].tool_use.id.as_str(), "t1?1");
+    let shelf = life.kill().await;
+    let recover = Recover::default().with_on_uncertain(OnUncertain::Ask);
+    let asks = |turn: TurnInFlight| turn.with_recover(recover);
+    let life = Life::begin_with(acting([], asking()).1, Durable::InFlight, &shelf, asks).await;
+    settle().await;
+    let late = life.agent.resume("t1?1", Decision::Execute).await.unwrap_err();
+    assert_eq!(late.kind(), crate::ErrorKind::StaleDecision, "{late}");
+    settle().await;
+    assert_eq!(runs.load(Ordering::SeqCst), 1);
 }
 
 #[tokio::test(start_paused = true)]
@@ -326,7 +391,7 @@ async fn step_after_unknown_outcomes_is_not_uncertain() {
     let builder = acting(steps, calls.tool(Replay::Never)).1.needs_approval("act");
     let life = Life::begin_with(builder, Durable::InFlight, &shelf, |turn| turn.with_recover(recover)).await;
     settle().await;
-    life.agent.resume("t1?1", Decision::reject("no")).await.unwrap();
+    life.agent.resume("t1?again1", Decision::reject("no")).await.unwrap();
     settle().await;
     assert_eq!(life.agent.status().await.unwrap(), Status::Paused);
     life.agent.interrupt().await.unwrap();
@@ -454,7 +519,7 @@ async fn use_that_waits_again_keeps_the_input_with_which_it_may_have_run() {
         settle().await;
         calls.gate.open();
         if let Some(decision) = decision {
-            life.agent.resume_as("t1?1", decision, "bob").await.unwrap();
+            life.agent.resume_as("t1?again1", decision, "bob").await.unwrap();
         }
         if is_cut {
             // The run may have ended already.

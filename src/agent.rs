@@ -135,7 +135,7 @@ pub use event::{Event, Status};
 pub use follow::{Follow, FollowFrom, FollowTarget, RunProgress, ToolChange};
 pub(crate) use owner::{AgentPosition, AskResponseTx, FirstMessage, HistoryOwner};
 pub use request::RunRequest;
-pub(crate) use request::RunTarget;
+pub(crate) use request::{RunTarget, RunToFollow};
 pub(crate) use running::RunCommands;
 pub use running::{Pause, RunStep, Running};
 use schemars::JsonSchema;
@@ -517,7 +517,7 @@ impl Agent {
     ///
     /// Returns [`ErrorKind::Ended`] if the agent has ended.
     pub async fn follow(&self, target: FollowTarget) -> Result<Running, Error> {
-        RunTarget::follow(self, target, None).await
+        RunTarget::follow(self, RunToFollow::Existing(target)).await
     }
 
     /// Resumes a subscription after `last`, the last event that the subscriber saw. If the missed events are still
@@ -640,19 +640,15 @@ impl RunTarget for Agent {
         self.call(|reply| AgentCommand::Ask(prompt, caller, reply)).await?
     }
 
-    async fn follow(&self, target: FollowTarget, accepted: Option<Accepted>) -> Result<Running, Error> {
-        let updates = self.subscribe().await?;
+    async fn follow(&self, run: RunToFollow) -> Result<Running, Error> {
+        let mut updates = self.subscribe().await?;
+        let (run, is_known) = run.start(self).await?;
+        if is_known {
+            updates = self.subscribe().await?;
+        }
         let (first, commands) = (updates.snapshot().cloned(), Arc::new(self.clone()));
         let of_snapshot: fn(&Snapshot) -> (&History, &Snapshot) = |agent| (&agent.state.history, agent);
-        Ok(Running::new(
-            (target, accepted),
-            first,
-            updates,
-            |event| Some(event),
-            of_snapshot,
-            commands,
-            "agent",
-        ))
+        Ok(Running::new(run, first, updates, |event| Some(event), of_snapshot, commands, "agent"))
     }
 }
 

@@ -104,7 +104,10 @@ pub(crate) use watcher::{SessionNotice, SessionWatcher};
 
 use crate::{
     actor,
-    agent::{Agent, Durable, FollowTarget, RunRequest, RunTarget, Running, Snapshot, Status, StopPolicy},
+    agent::{
+        Agent, Durable, FollowTarget, RunRequest, RunTarget, RunToFollow, Running, Snapshot, Status,
+        StopPolicy,
+    },
     message::{History, UsageRow},
     run::{Accepted, Error, ErrorKind, Prompt, Response, RunAt, RunSpec},
     store::{ConversationId, IntoStore, Labels, StoreError},
@@ -383,7 +386,7 @@ impl Session {
     ///
     /// Returns [`ErrorKind::Ended`] if the session has ended.
     pub async fn follow(&self, target: FollowTarget) -> Result<Running, Error> {
-        RunTarget::follow(self, target, None).await
+        RunTarget::follow(self, RunToFollow::Existing(target)).await
     }
 
     /// Resumes a subscription after the last event that the reader has seen.
@@ -666,20 +669,16 @@ impl RunTarget for Session {
         self.session_outcome(response.unwrap_or_else(killed)).await
     }
 
-    async fn follow(&self, target: FollowTarget, accepted: Option<Accepted>) -> Result<Running, Error> {
-        let updates = self.subscribe(Mode::Controller).await?;
+    async fn follow(&self, run: RunToFollow) -> Result<Running, Error> {
+        let mut updates = self.subscribe(Mode::Controller).await?;
+        let (run, is_known) = run.start(self).await?;
+        if is_known {
+            updates = self.subscribe(Mode::Controller).await?;
+        }
         let (first, commands) = (updates.snapshot().cloned(), Arc::new(self.clone()));
         let of_snapshot: fn(&SessionSnapshot) -> (&History, &Snapshot) =
             |session| (session.tree.history(), &session.agent);
-        Ok(Running::new(
-            (target, accepted),
-            first,
-            updates,
-            SessionEvent::agent,
-            of_snapshot,
-            commands,
-            "session",
-        ))
+        Ok(Running::new(run, first, updates, SessionEvent::agent, of_snapshot, commands, "session"))
     }
 }
 

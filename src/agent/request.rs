@@ -28,8 +28,57 @@ pub(crate) trait RunTarget: Send + Sync {
     /// Starts the run, and waits for its response.
     async fn response(&self, spec: RunSpec) -> Result<Arc<Response>, Error>;
 
-    /// Follows a run. `accepted` is the answer to its prompt, if there was one.
-    async fn follow(&self, target: FollowTarget, accepted: Option<Accepted>) -> Result<Running, Error>;
+    /// Follows a run. The target subscribes before it [starts](RunToFollow::start) a new run.
+    async fn follow(&self, run: RunToFollow) -> Result<Running, Error>;
+}
+
+/// A run that is about to be followed.
+pub(crate) enum RunToFollow {
+    /// A run that others start, or have started.
+    Existing(FollowTarget),
+    /// A run that starts when its events are already subscribed to, so that the reader misses none of them.
+    New(RunSpec),
+}
+
+/// A run whose events are read.
+pub(crate) struct FollowedRun {
+    pub(super) target: FollowTarget,
+    /// The answer to the prompt, if the run is new.
+    pub(super) accepted: Option<Accepted>,
+    /// Whether the reader decides about pauses.
+    pub(super) decides: bool,
+}
+
+impl RunToFollow {
+    /// Starts the run if it is new. Returns the run, and whether its events may have been emitted before, because the
+    /// prompt was accepted earlier.
+    pub(crate) async fn start(self, on: &dyn RunTarget) -> Result<(FollowedRun, bool), Error> {
+        let mut spec = match self {
+            Self::Existing(target) => {
+                return Ok((FollowedRun { target, accepted: None, decides: false }, false));
+            }
+            Self::New(spec) => spec,
+        };
+        // Prompts of others can continue the run, so the prompt needs an id of its own. A new answer has none.
+        if !matches!(spec.at, RunAt::Again(_)) {
+            spec.prompt.id.get_or_insert_with(|| PromptId::new(TurnId::new(rand::random()).to_string()));
+        }
+        let (id, joins) = (spec.prompt.id.clone(), spec.prompt.next == Next::Step);
+        let accepted = on.start(spec).await?;
+        let decides = match accepted {
+            Accepted::Started { .. } => true,
+            Accepted::Staged { .. } => !joins,
+            Accepted::Known { .. } => false,
+        };
+        let target = match (&accepted, id) {
+            (Accepted::Staged { id, .. }, _) => FollowTarget::Prompt(id.clone()),
+            (_, Some(id)) => FollowTarget::Prompt(id),
+            (Accepted::Started { turn }, None) => FollowTarget::Turn(*turn),
+            (Accepted::Known { .. }, None) => FollowTarget::InFlight,
+        };
+        let is_known = matches!(accepted, Accepted::Known { .. });
+        Ok((FollowedRun { target, accepted: Some(accepted), decides }, is_known))
+    }
 }
 
 /// A run that is described and not yet started.
@@ -137,8 +186,9 @@ impl RunRequest {
     /// prompts that are staged meanwhile and continue the run are followed, too.
     ///
     /// The reader decides about pauses: see [`Pause`](super::Pause). If the prompt was accepted before, or joins the turn in
-    /// flight with [`Next::Step`], it leaves the pauses to others, because somebody else has started the run. To leave the decisions to others, start the run and
-    /// follow it with [`Agent::follow`](super::Agent::follow) or [`Session::follow`](crate::Session::follow).
+    /// flight with [`Next::Step`], it leaves the pauses to others, because somebody else has started the run. To leave the
+    /// decisions to others, start the run and follow it with [`Agent::follow`](super::Agent::follow) or
+    /// [`Session::follow`](crate::Session::follow).
     ///
     /// ```
     /// # #[cfg(feature = "test-util")]
@@ -168,27 +218,8 @@ impl RunRequest {
     /// # Cancel safety
     ///
     /// Dropping the future or the returned reader does not cancel the run.
-    pub async fn follow(mut self) -> Result<Running, Error> {
-        // Prompts of others can continue the run, so the prompt needs an id of its own. A new answer has none.
-        if !matches!(self.spec.at, RunAt::Again(_)) {
-            self.spec.prompt.id.get_or_insert_with(|| PromptId::new(TurnId::new(rand::random()).to_string()));
-        }
-        let id = self.spec.prompt.id.clone();
-        let joins = self.spec.prompt.next == Next::Step;
-        let accepted = self.target.start(self.spec).await?;
-        let starts = match accepted {
-            Accepted::Started { .. } => true,
-            Accepted::Staged { .. } => !joins,
-            Accepted::Known { .. } => false,
-        };
-        let target = match (&accepted, id) {
-            (Accepted::Staged { id, .. }, _) => FollowTarget::Prompt(id.clone()),
-            (_, Some(id)) => FollowTarget::Prompt(id),
-            (Accepted::Started { turn }, None) => FollowTarget::Turn(*turn),
-            (Accepted::Known { .. }, None) => FollowTarget::InFlight,
-        };
-        let running = self.target.follow(target, Some(accepted)).await?;
-        Ok(if starts { running.deciding() } else { running })
+    pub async fn follow(self) -> Result<Running, Error> {
+        self.target.follow(RunToFollow::New(self.spec)).await
     }
 
     /// Starts the run, waits until it ends, and returns the response: see [`ask`](super::Agent::ask).

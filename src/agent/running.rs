@@ -19,7 +19,7 @@ use tokio::sync::mpsc::{self, UnboundedReceiver, UnboundedSender};
 use super::RunRequest;
 use super::{
     Accepted, Agent, Event, Failure, Follow, FollowFrom, FollowTarget, PendingUse, Response, ResumeDecisions,
-    RunOutcome, RunProgress, Snapshot, ToolChange,
+    RunOutcome, RunProgress, Snapshot, ToolChange, request::FollowedRun,
 };
 use crate::{
     budget::BudgetReport,
@@ -474,9 +474,10 @@ pub struct Running {
 }
 
 impl Running {
-    /// Creates a reader of these updates. `first` is the first snapshot. `name` is `agent` or `session`, for errors.
+    /// Creates a reader of these updates. `first` is the first snapshot, which a new run does not need: its prompt is not in
+    /// it, or was returned earlier. `name` is `agent` or `session`, for errors.
     pub(crate) fn new<S: Send + Sync + 'static, E: Send + Sync + 'static>(
-        (target, accepted): (FollowTarget, Option<Accepted>),
+        FollowedRun { target, accepted, decides }: FollowedRun,
         first: Option<Arc<S>>,
         updates: impl Stream<Item = Update<S, E>> + Send + Unpin + 'static,
         event_of: fn(&E) -> Option<&Event>,
@@ -493,6 +494,7 @@ impl Running {
                 items.add(progress, turn, Some(agent));
             });
         };
+        let is_new = matches!(accepted, Some(Accepted::Started { .. } | Accepted::Staged { .. }));
         // The id of a turn shows that its run was started.
         let started = match &target {
             FollowTarget::Turn(turn) => Some(Accepted::Started { turn: *turn }),
@@ -503,7 +505,7 @@ impl Running {
         if let Some(started) = &started {
             follow.accepted(started);
         }
-        if let Some(first) = first {
+        if let Some(first) = first.filter(|_| !is_new) {
             read(&mut follow, &mut items, &first);
         }
         let items = stream::unfold(
@@ -544,17 +546,11 @@ impl Running {
             turn: None,
             pauses: Vec::new(),
             changes: VecDeque::new(),
-            decides: false,
+            decides,
             dropped: mpsc::unbounded_channel(),
             rejected: None,
             end: None,
         }
-    }
-
-    /// Makes this the reader that decides about pauses.
-    pub(super) fn deciding(mut self) -> Self {
-        self.decides = true;
-        self
     }
 
     /// Returns the next progress of the run, or `None` after its end.

@@ -23,7 +23,7 @@ use tokio::{
 
 use super::{
     Agent, AgentBuilder, Error, FollowTarget, PendingUse, Prompt, PromptId, Response, ResumeDecisions,
-    RunStep, Running,
+    RunStep, RunToFollow, Running,
     core::UNCERTAIN,
     delegation::{
         ForwardedDecision, NewSubAgent, ParentCall, RunningSubAgent, SubAgentTarget, SubAgentTerminator,
@@ -363,8 +363,8 @@ impl<'a> FollowedSubAgentCall<'a> {
     ) -> Result<Arc<Response>, Error> {
         // The run is followed before it starts, so the reader sees its end as an event, with the whole response.
         let id = prompt.id.clone().unwrap_or_else(|| PromptId::new(self.parent.key()));
-        let target = FollowTarget::Prompt(id);
-        let running = self.target.follow(target, None).await?;
+        let run = RunToFollow::Existing(FollowTarget::Prompt(id));
+        let running = self.target.follow(run).await?;
         self.target.start(RunSpec::new(RunAt::Head, prompt)).await?;
         self.follow(running, decisions).await
     }

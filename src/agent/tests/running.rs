@@ -2,14 +2,15 @@
 
 use crate::{
     agent::{Accepted, FollowTarget, Prompt, RunStep, Running, Status, ToolDecision},
+    message::Usage,
     run::ErrorKind,
     session::Session,
     store::MemoryStore,
     subscription::FeedLimits,
     testing::{Gate, Step},
-    tool::Decision,
+    tool::{Decision, ToolContext, tool_fn},
 };
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::{
     hooks::Hooks,
@@ -264,6 +265,47 @@ async fn followed_request_is_read_whether_it_starts_waits_or_is_known() {
     assert_eq!(text(&mut staged).await, "Two.");
     assert_eq!(text(&mut known).await, "Two.");
     assert_eq!(known.response().await.unwrap().text(), "Two.");
+}
+
+#[tokio::test(start_paused = true)]
+async fn followed_request_misses_nothing_of_a_run_that_ends_at_once() {
+    let usage = || Usage::default().with_input(10).with_output(5);
+    let script =
+        || [Step::tool_use("a", "echo", json!({})).usage(usage()), Step::text("Done.").usage(usage())];
+    for is_session in [false, true] {
+        let echo = tool_fn("echo", "Echoes.", |_: Value, _: ToolContext| std::future::ready(Ok("echoed")));
+        let builder = scripted(script()).1.tool(echo);
+        let (agent, session);
+        let run = if is_session {
+            session = Session::builder(MemoryStore::new()).agent(builder).create().await.unwrap();
+            session.run("Go")
+        } else {
+            agent = builder.start().await.unwrap();
+            agent.run("Go")
+        };
+        let mut running = run.follow().await.unwrap();
+        let mut started = 0;
+        while let Some(step) = running.next().await.unwrap() {
+            started += usize::from(matches!(step, RunStep::ToolStarted(_)));
+        }
+        let response = running.response().await.unwrap();
+        let seen = (started, response.usage.total(), response.messages.len(), response.step);
+        assert_eq!(seen, (1, 30, 4, 2), "{is_session}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn followed_request_with_the_id_of_a_returned_prompt_follows_the_new_run() {
+    let gate = Gate::new();
+    let script = [Step::new().gate(&gate).then_text(["One."]).stop(), Step::text("Two.")];
+    let agent = scripted(script).1.start().await.unwrap();
+    agent.prompt("Wait.").await.unwrap();
+    gate.reached().await;
+    agent.prompt(Prompt::new("Go on.").with_id("b")).await.unwrap();
+    agent.cancel().await.unwrap();
+    let mut running = agent.run("Go on.").with_id("b").follow().await.unwrap();
+    assert_eq!(text(&mut running).await, "Two.");
+    assert_eq!(running.response().await.unwrap().text(), "Two.");
 }
 
 #[tokio::test(start_paused = true)]

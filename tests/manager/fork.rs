@@ -12,7 +12,7 @@ use omni_agent::{
     manager::{ForkOptions, Manager, OpenOptions, Titles},
     message::{Attachment, Content, Usage},
     store::{
-        ConversationId, Filter, Labels, MemoryStore, Page, Store, StoreError,
+        ConversationId, Filter, Labels, Listing, MemoryStore, Page, Store, StoreError,
         custom::{Change, Lease, Stored, Version, Write},
     },
     testing::{Gate, ScriptedProvider, Step},
@@ -21,7 +21,7 @@ use omni_agent::{
 };
 use serde_json::{Value, json};
 
-use crate::support::{alone, create, held, id, parrot, scripted, secs};
+use crate::support::{Act, CommandedStore, alone, create, held, id, parrot, scripted, secs};
 
 fn node(number: u64) -> NodeId {
     NodeId::new(number).unwrap()
@@ -242,6 +242,52 @@ async fn fork_has_the_title_and_the_id_of_its_options_unless_they_are_invalid() 
     manager.shutdown(secs(5)).await.unwrap();
     let error = manager.fork(&id("a"), node(2), labels("ann")).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::ShutDown);
+}
+
+#[tokio::test(start_paused = true)]
+async fn fork_after_an_interrupted_tool_can_be_forked_and_continued_at_the_same_place() {
+    let manager = Manager::builder(MemoryStore::new()).build();
+    let gate = Gate::new();
+    let own = gate.clone();
+    let work = tool_fn("work", "Works.", move |_: Value, _: ToolContext| {
+        let gate = own.clone();
+        async move {
+            gate.pass().await;
+            Ok("done")
+        }
+    });
+    let agent = scripted([Step::tool_use("t", "work", json!({}))]).tool(work);
+    let session = create(&manager, "a", agent).await;
+    session.prompt("Go").await.unwrap();
+    gate.reached().await;
+    session.interrupt().await.unwrap();
+    session.wait_until_idle().await.unwrap();
+    let fork = manager.fork(&id("a"), node(3), labels("ann")).await.unwrap();
+    assert!(manager.fork(&fork, node(3), labels("ann")).await.is_ok());
+    let session = manager.open(&fork, alone(scripted([Step::text("Ok.")]))).await.unwrap().session;
+    assert_eq!(session.run("Go on").below(Some(node(3))).response().await.unwrap().text(), "Ok.");
+    assert_eq!(session.tree().await.unwrap().usage(), Usage::default());
+}
+
+#[tokio::test(start_paused = true)]
+async fn fork_whose_original_is_read_during_a_shutdown_writes_nothing() {
+    let store = CommandedStore::default();
+    let manager = store.manager().titles(Titles::Off).build();
+    original(&manager).await;
+    manager.close(&id("a")).await.unwrap();
+    let gate = Gate::new();
+    store.loads([Act::Wait(gate.clone())]);
+    let source = id("a");
+    let mut forked = Box::pin(manager.fork(&source, node(2), labels("ann")));
+    tokio::select! {
+        biased;
+        _ = &mut forked => panic!("the original is not read yet"),
+        () = gate.reached() => {}
+    }
+    manager.shutdown(secs(5)).await.unwrap();
+    gate.open();
+    assert_eq!(forked.await.unwrap_err().kind(), ErrorKind::ShutDown);
+    assert_eq!(store.list(&Listing::default()).await.unwrap().len(), 1);
 }
 
 // ---- a process that dies between two writes ----

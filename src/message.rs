@@ -49,7 +49,7 @@ pub use source::Source;
 pub use stop::StopReason;
 pub use usage::{Purpose, RequestEnd, Usage, UsageRow, UsageSum};
 
-pub(crate) use cleared::{ClearingReason, cleared, without_files};
+pub(crate) use cleared::{ClearingReason, cleared, without_file_copies, without_files};
 pub(crate) use estimate::text_tokens;
 pub(crate) use id::text_id;
 

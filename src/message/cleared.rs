@@ -3,6 +3,8 @@
 
 use std::{collections::BTreeSet, sync::Arc};
 
+use serde_json::Value;
+
 use super::{Attachment, Content, Message, ProviderItem, ResultBlock, Source, Text, ToolUseId};
 use crate::text::clip;
 
@@ -74,6 +76,28 @@ pub(crate) fn without_files(message: &Arc<Message>, blocks: &BTreeSet<usize>) ->
         }
     }
     message
+}
+
+/// Returns the message without the contents of files that a gateway has read and returned with its answer.
+pub(crate) fn without_file_copies(message: &Arc<Message>) -> Arc<Message> {
+    let is_copy = |entry: &Value| entry["type"] == "file";
+    let has_copy = |block: &Content| {
+        let Content::ProviderItem(item) = block else { return false };
+        item.data["annotations"].as_array().is_some_and(|entries| entries.iter().any(is_copy))
+    };
+    if !message.content.iter().any(has_copy) {
+        return Arc::clone(message);
+    }
+    let mut message = Message::clone(message);
+    message.content.retain_mut(|block| {
+        let Content::ProviderItem(item) = block else { return true };
+        let Some(entries) = item.data.get_mut("annotations").and_then(Value::as_array_mut) else {
+            return true;
+        };
+        entries.retain(|entry| !is_copy(entry));
+        !entries.is_empty()
+    });
+    Arc::new(message)
 }
 
 fn left_out(file: &Attachment) -> Text {

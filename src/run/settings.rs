@@ -7,7 +7,7 @@ use std::{
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    message::{History, MessageId, without_files},
+    message::{History, Message, MessageId, without_file_copies, without_files},
     provider::Options,
 };
 
@@ -53,10 +53,15 @@ impl Settings {
         if self.omitted.is_empty() {
             return history.clone();
         }
-        let sent = history.iter().map(|message| {
-            let blocks = message.id.as_ref().and_then(|id| self.omitted.get(id));
-            blocks.map_or_else(|| Arc::clone(message), |blocks| without_files(message, blocks))
-        });
-        sent.collect()
+        history.iter().map(|message| self.sent_message(message)).collect()
+    }
+
+    /// Returns a message as requests contain it.
+    pub(crate) fn sent_message(&self, message: &Arc<Message>) -> Arc<Message> {
+        if self.omitted.is_empty() {
+            return Arc::clone(message);
+        }
+        let blocks = message.id.as_ref().and_then(|id| self.omitted.get(id));
+        blocks.map_or_else(|| without_file_copies(message), |blocks| without_files(message, blocks))
     }
 }

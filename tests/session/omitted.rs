@@ -5,8 +5,11 @@ use std::sync::Arc;
 use omni_agent::{
     ErrorKind,
     agent::{AgentBuilder, Compact, CompactionPolicy},
-    message::{Attachment, Content, Message, ResultBlock},
-    provider::{ProviderError, ProviderErrorKind, Request},
+    message::{Attachment, Content, Message, ProviderItem, ResultBlock},
+    provider::{
+        ModelInfo, ProviderError, ProviderErrorKind, Request,
+        custom::{BlockStart, Delta},
+    },
     run::Settings,
     session::Session,
     store::{
@@ -196,6 +199,46 @@ async fn export_keeps_the_file_and_only_a_trusted_import_keeps_the_omission() {
         let settings = other.load(&imported.unwrap()).await.unwrap().state.settings;
         assert_eq!(!settings.omitted.is_empty(), is_trusted);
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn omitted_file_counts_no_more_towards_the_size_of_the_conversation() {
+    let refused = ProviderError::new(ProviderErrorKind::InvalidRequest, "the file is too large");
+    let steps = [Step::text("First."), Step::error(refused), Step::text("Small."), Step::text("Last.")];
+    let (provider, builder) = agent(steps);
+    let info = ModelInfo::new("small").with_context_window(100_000);
+    let builder = builder.model(provider.model().with_info(info)).compaction(CompactionPolicy::default());
+    let session = Session::builder(MemoryStore::new()).agent(builder).create().await.unwrap();
+    session.ask("One").await.unwrap();
+    let table = Attachment::base64("text/csv", "A".repeat(600_000));
+    session.ask([Content::from("Sum it"), table.into()]).await.unwrap_err();
+    session.omit(node(3), 1).await.unwrap();
+    assert_eq!(session.again(node(3)).response().await.unwrap().text(), "Small.");
+    session.ask("And?").await.unwrap();
+    assert_eq!(provider.requests().len(), 4, "no request for a summary was made");
+    assert_eq!(blocks(&provider.last_request().unwrap(), 0), ["One"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn content_of_an_omitted_file_that_a_gateway_has_returned_is_left_out_too() {
+    let read = json!({ "annotations": [
+        { "type": "file", "file": { "content": [{ "type": "text", "text": "secret" }] } },
+        { "type": "url_citation", "url_citation": { "url": "https://a.example" } },
+    ] });
+    let item = ProviderItem::new("chat_completions", read);
+    let item = Delta::Start { index: 1, block: BlockStart::ProviderItem(item) };
+    let answer = Step::new().then_text(["Seen."]).delta(item).delta(Delta::End { index: 1 }).stop();
+    let (provider, agent) = agent([answer, Step::text("Yes."), Step::text("No.")]);
+    let session = Session::builder(MemoryStore::new()).agent(agent).create().await.unwrap();
+    let file = Attachment::base64("application/pdf", "QUJD");
+    session.ask([Content::from("Read"), file.into()]).await.unwrap();
+    let sent = |provider: &ScriptedProvider| format!("{:?}", provider.last_request().unwrap().history);
+    session.ask("And?").await.unwrap();
+    assert!(sent(&provider).contains("secret"));
+    session.omit(node(1), 1).await.unwrap();
+    session.ask("And now?").await.unwrap();
+    assert!(!sent(&provider).contains("secret"), "{}", sent(&provider));
+    assert!(sent(&provider).contains("url_citation"));
 }
 
 // ---- hostile values ----

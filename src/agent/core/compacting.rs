@@ -282,7 +282,11 @@ impl Turn {
     /// Returns the estimated size of the next request.
     fn whole(&self, config: &Config) -> u64 {
         let tools = self.origin.prompt.client_tools.after(&config.tools);
-        estimated_tokens(config.settings.system.as_deref(), &tools, &self.conversation())
+        estimated_tokens(
+            config.settings.system.as_deref(),
+            &tools,
+            &config.settings.sent(&self.conversation()),
+        )
     }
 
     /// Returns the size of a request to `model`: the size that a service has counted last, and an estimate of what came
@@ -297,7 +301,7 @@ impl Turn {
                 let size = u64::from(counted) + later;
                 return if is_same { size } else { size.max(self.whole(config)) };
             }
-            later += message.estimated_tokens();
+            later += config.settings.sent_message(message).estimated_tokens();
         }
         self.whole(config)
     }
@@ -364,7 +368,7 @@ pub(super) fn plan(turn: &Turn, why: &WhyCompact<'_>, cx: &CoreContext<'_>) -> O
     let (at, end) = insertion(turn);
     let sizes = (size, room, fixed(turn, cx.config));
     let trigger = if refused.is_some() { CompactionTrigger::Overflow } else { CompactionTrigger::Size };
-    let plan = planned(all, end, policy, sizes, trigger, None)?;
+    let plan = planned(&cx.config.settings.sent(all), end, policy, sizes, trigger, None)?;
     Some(CompactionPlan { at, refused: refused.cloned(), ..plan })
 }
 
@@ -401,7 +405,7 @@ pub(super) fn requested(
             Ok(CompactionPlan { kept, ready, ..CompactionPlan::new(CompactionTrigger::Request, size) })
         }
         how => planned(
-            all,
+            &cx.config.settings.sent(all),
             all.len(),
             policy,
             sizes,

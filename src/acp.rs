@@ -23,7 +23,7 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 
-use crate::sync::lock;
+use crate::{json::halves, sync::lock};
 
 /// The maximum length of a message in bytes.
 pub(crate) const LONGEST: usize = 32 * 1024 * 1024;
@@ -67,7 +67,7 @@ pub(crate) type AcpRequestResult = Result<Value, Error>;
 impl AcpMessage {
     /// Interprets a line strictly.
     pub(crate) fn parse(line: &[u8]) -> Self {
-        match serde_json::from_slice(line) {
+        match halves::parse(line) {
             Ok(Value::Object(object)) => Self::new(object),
             Ok(_) => {
                 let why = "a message is one JSON object; batches are not supported";

@@ -1,6 +1,8 @@
 //! Parses stored JSON, which may be nested more deeply than JSON parsers allow by default, and limits the nesting of
 //! values that are to be stored.
 
+pub(crate) mod halves;
+
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use tokio::io::AsyncRead;
 use tokio_util::{codec::AnyDelimiterCodecError, io::StreamReader};
 
-use crate::process::lines::lines;
+use crate::{json::halves, process::lines::lines};
 
 /// The greatest depth of a value that is read. `serde_json` refuses a text with more than 127 levels.
 const DEEPEST: usize = 120;
@@ -34,16 +34,18 @@ pub(crate) fn messages<M: DeserializeOwned>(
 }
 
 /// Returns the text for rmcp in place of a message that it can't read: the message without the values that are nested
-/// too deeply, or an error in place of an answer, or a request that is refused in place of a request. Returns `None` if
-/// the message is readable, or if its id is not.
+/// too deeply and with U+FFFD in place of each unpaired surrogate, or an error in place of an answer, or a request that
+/// is refused in place of a request. Returns `None` if the message is readable, or if its id is not.
 pub(super) fn readable<M: DeserializeOwned>(text: &[u8]) -> Option<Vec<u8>> {
     let text = text.strip_prefix(b"\xef\xbb\xbf").unwrap_or(text).trim_ascii_start();
     if !text.starts_with(b"{") {
         return None;
     }
     let Err(error) = serde_json::from_slice::<M>(text) else { return None };
+    let repaired = halves::replaced(text);
+    let text = repaired.as_ref().map_or(text, String::as_bytes);
     let shallow = pruned(text, DEEPEST);
-    if shallow != text && serde_json::from_slice::<M>(&shallow).is_ok() {
+    if (repaired.is_some() || shallow != text) && serde_json::from_slice::<M>(&shallow).is_ok() {
         return Some(shallow);
     }
     // The fault is usually in a nested value.
@@ -111,6 +113,18 @@ mod tests {
         }
         assert_eq!((depth, &read["a"]), (119, &json!(TOO_DEEP)));
         assert_eq!(pruned(nested(120).as_bytes(), 120), nested(120).as_bytes());
+    }
+
+    #[test]
+    fn readable_text_that_was_cut_inside_a_character_is_repaired() {
+        let cut = br#"{"jsonrpc":"2.0","id":7,"result":{"content":[{"type":"text","text":"cut \ud83d"}]}}"#;
+        let repaired: Value =
+            serde_json::from_slice(&readable::<ServerJsonRpcMessage>(cut).unwrap()).unwrap();
+        assert_eq!(repaired["result"]["content"][0]["text"], "cut \u{fffd}");
+        let call = br#"{"jsonrpc":"2.0","id":"a","method":"tools/call","params":{"name":"\udc00"}}"#;
+        let repaired: Value =
+            serde_json::from_slice(&readable::<ClientJsonRpcMessage>(call).unwrap()).unwrap();
+        assert_eq!(repaired["params"]["name"], "\u{fffd}");
     }
 
     #[test]

@@ -24,6 +24,7 @@ use super::{
     view::ConversationView,
 };
 use crate::{
+    json::halves,
     run::{Error, ErrorKind},
     session::{Session, SessionCommand, SessionSnapshot, SessionSubscription},
     store::{ConversationId, Labels, Summary},
@@ -214,7 +215,7 @@ impl WebRequest {
         let (body, held) = self.web.receive(&self.client.principal, body, limit).await?;
         self.held = Some(held);
         self.admit_again().await?;
-        serde_json::from_slice(&body).map_err(|error| Problem::invalid_body(&error))
+        halves::parse(&body).map_err(|error| Problem::invalid_body(&error))
     }
 
     /// Reads the query of the address.

@@ -36,6 +36,7 @@ async fn call_answer_that_cannot_be_read_fails_at_once_with_the_reason() {
         assert!(failed.contains("a message that can't be read: expected value"), "{failed}");
         // Lines that are not messages, such as logs, are ignored.
         assert_eq!(call(&tools, "hostile__noise", "").await.text(), "heard");
+        assert_eq!(call(&tools, "hostile__cut_text", "").await.text(), "cut \u{fffd}");
     }
 }
 

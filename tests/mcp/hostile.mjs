@@ -17,7 +17,7 @@ const like = process.env.LIKE ?? "";
 
 let names = [
   "echo", "silent", "die", "huge", "too_huge", "flood", "slow", "refuse", "image_error", "ask", "add", "spawn", "secret", "deaf",
-  "unreadable", "noise",
+  "unreadable", "noise", "cut_text",
 ];
 if (port) names.push("too_huge_json", "endless_event", "endless_json", "endless_comments", "cut", "no_headers", "status");
 const schema = { type: "object", properties: { text: { type: "string" } } };
@@ -97,6 +97,8 @@ async function call(id, params, send, response) {
     case "noise":
       for (const raw of ["a log line", "{", "[1]", "\u0000"]) send({ raw });
       return answer(text("heard"));
+    // A text that was cut inside a character, which is written as an unpaired escape.
+    case "cut_text": return answer(text("cut \ud83d"));
     case "deaf": process.stdin.pause(); setInterval(() => {}, 1000); return;
   }
 }

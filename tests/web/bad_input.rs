@@ -118,6 +118,19 @@ fn bad_requests(route: &Entry, id: &str) -> Vec<(Request<Body>, u16, &'static st
 }
 
 #[tokio::test(start_paused = true)]
+async fn text_that_was_cut_inside_a_character_is_repaired() {
+    let app = App::new([Step::text("Hello!")]);
+    let id = app.create("ann").await;
+    let body = prompt("CUT").to_string().replace("CUT", r"cut \ud83d");
+    let path = format!("/agent/conversations/{id}/commands");
+    let response = app.send(raw(Method::POST, &path, Some("application/json"), body)).await;
+    assert!(response.status().is_success(), "{}", response.status());
+    app.idle(&id).await;
+    let conversation = app.get("ann", &format!("/agent/conversations/{id}")).await.text;
+    assert!(conversation.contains("cut \u{fffd}"), "{conversation}");
+}
+
+#[tokio::test(start_paused = true)]
 async fn bad_request_is_refused_on_every_route_and_changes_nothing() {
     let app = App::with([Step::text("Hello!")], |web| {
         let limits = WebLimits::default().with_command_body(4096).with_body(1024);

@@ -17,7 +17,10 @@ use super::{
     lenient::LenientCount,
     names::hash,
 };
-use crate::provider::{BlockStart, Delta, MessageDelta, ProviderError, ProviderErrorKind, halves};
+use crate::{
+    json::halves,
+    provider::{BlockStart, Delta, MessageDelta, ProviderError, ProviderErrorKind},
+};
 
 /// The number of bytes of a stray event that an error message quotes.
 const QUOTE: usize = 200;
@@ -244,7 +247,7 @@ impl StrayEvents {
     /// Fails if the event reports a failure.
     pub(super) fn skip(&mut self, data: &str) -> DecodeResult {
         self.count = self.count.saturating_add(1).min(2);
-        let Ok(Value::Object(event)) = halves::read(data) else {
+        let Ok(Value::Object(event)) = halves::parse(data.as_bytes()) else {
             return Ok(());
         };
         if is_report(&event) {
@@ -282,7 +285,7 @@ impl StrayEvents {
 /// `what` is the message of the error.
 pub(super) fn skip_unreadable(frame: Frame<'_>, what: &str, cause: serde_json::Error) -> DecodeResult {
     let data = frame.data.trim_ascii();
-    let reports = match halves::read(data) {
+    let reports = match halves::parse(data.as_bytes()) {
         Ok(Value::Object(event)) => is_named_report(&event),
         // Google's compatible endpoint sends errors as a list.
         Ok(Value::Array(items)) => items.iter().any(|item| item.get("error").is_some_and(is_error)),

@@ -4,7 +4,10 @@ use std::{borrow::Cow, time::Duration};
 
 use serde_json::{Map, Value};
 
-use crate::provider::{ProviderError, ProviderErrorKind, halves};
+use crate::{
+    json::halves,
+    provider::{ProviderError, ProviderErrorKind},
+};
 
 /// The maximum length, in bytes, of a service's text that an error message contains.
 const MESSAGE_LIMIT: usize = 1000;
@@ -48,7 +51,7 @@ pub(crate) fn from_value(error: &Value) -> ProviderError {
 
 /// Returns the error that an event reports. The event contains an error object, its envelope, or a text.
 pub(crate) fn from_event(data: &str) -> ProviderError {
-    let error = halves::read(data).unwrap_or_else(|_| Value::from(data));
+    let error = halves::parse(data.as_bytes()).unwrap_or_else(|_| Value::from(data));
     from_value(&error).with_body(data)
 }
 
@@ -81,7 +84,7 @@ struct ErrorReport {
 
 impl ErrorReport {
     fn of(body: &str) -> Self {
-        match halves::read(body) {
+        match halves::parse(body.as_bytes()) {
             Ok(value) if value.is_object() || value.is_array() => Self::read(&value, 0),
             Ok(Value::String(text)) => Self::plain(&text),
             _ => Self::plain(body),

@@ -13,8 +13,9 @@ use serde::{
 use serde_json::{Map, Value, value::RawValue};
 
 use crate::{
+    json::halves,
     message::Usage,
-    provider::{Delta, MessageDelta, halves},
+    provider::{Delta, MessageDelta},
 };
 
 /// A text, borrowed if it has no escapes. A whole number is read as its digits. Values of other types are ignored.
@@ -168,7 +169,7 @@ impl<'de: 'a, 'a> Deserialize<'de> for ToolCallArguments<'a> {
         let text = match json.as_bytes() {
             [b'n', ..] => LenientText(None),
             [b'"', ..] => serde_json::from_str(json).map_err(de::Error::custom)?,
-            _ => LenientText(Some(halves::replaced(json).map_or(Cow::Borrowed(json), Cow::Owned))),
+            _ => LenientText(Some(halves::replaced(json.as_bytes()).map_or(Cow::Borrowed(json), Cow::Owned))),
         };
         Ok(Self(text))
     }

@@ -28,6 +28,11 @@ async fn garbage_is_answered_and_the_session_continues() {
         let error = window.next(|message| message["id"].is_null() && message.get("error").is_some()).await;
         assert_eq!(error["error"]["code"], code, "{line}");
     }
+    let cut = r#"{"jsonrpc":"2.0","id":"cut","method":"session/prompt","params":{"sessionId":"SESSION","prompt":[{"type":"text","text":"cut \ud83d"}]}}"#;
+    window.write(&cut.replace("SESSION", &session)).await;
+    let answer = window.next(|message| message["id"] == "cut").await;
+    assert_eq!(answer["result"]["stopReason"], "end_turn", "{answer}");
+    assert_eq!(window.texts("agent_message_chunk"), "You said: cut \u{fffd}");
     window.write("").await;
     let answer_to_nothing = json!({ "jsonrpc": "2.0", "id": 77, "result": {} });
     window.send(answer_to_nothing).await;

@@ -8,7 +8,7 @@ use serde_json::{Map, Value};
 
 use crate::{
     acp::{AcpMessage, AcpPeer},
-    provider::halves,
+    json::halves,
 };
 
 /// The meaning of a line.

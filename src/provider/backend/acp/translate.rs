@@ -7,12 +7,9 @@ use serde_json::{Value, json};
 
 use super::content::{block, words};
 use crate::{
+    json::halves::{self, SurrogateHalf},
     message::{ResultBlock, Text, ToolResult, ToolUse, ToolUseId, Usage},
-    provider::{
-        StopReason,
-        backend::BackendEvent,
-        halves::{self, SurrogateHalf},
-    },
+    provider::{StopReason, backend::BackendEvent},
 };
 
 /// Converts a turn's updates to events.

@@ -30,7 +30,7 @@ use super::{
     builder::McpSettings,
     connection::{LONGEST, McpConnection, McpOpenCall},
     server::ServerConnection,
-    tool::output,
+    tool::{output, partial_output},
 };
 use crate::{
     telemetry,
@@ -43,6 +43,9 @@ const REPORT_EVERY: Duration = Duration::from_millis(100);
 
 /// The error of a server that performs a call only after a person has opened URLs.
 const URLS_REQUIRED: ErrorCode = ErrorCode(-32042);
+
+/// The reason why an answer is refused.
+const NO_RESULT: &str = "its answer is not the result of a tool";
 
 /// How long sending a cancellation may take.
 const CANCEL_LIMIT: Duration = Duration::from_secs(5);
@@ -80,7 +83,13 @@ async fn answered(
     for round in 0..=MOST_ROUNDS {
         match once(server, &connection, params.clone(), context).await? {
             Ok(ServerResult::CallToolResult(result)) => return Ok(output(result)),
-            Ok(ServerResult::EmptyResult(_)) => return Ok(output(CallToolResult::default())),
+            Ok(ServerResult::EmptyResult(_) | ServerResult::TaskAckResult(_)) => {
+                return Ok(output(CallToolResult::default()));
+            }
+            // If rmcp can't read a part of the result, it returns the whole result as a custom result.
+            Ok(ServerResult::CustomResult(result)) => {
+                return partial_output(result.0).ok_or_else(|| settings.refused(NO_RESULT));
+            }
             Ok(ServerResult::CreateTaskResult(created)) => {
                 return task_result(server, &connection, created.task, context).await;
             }
@@ -90,7 +99,7 @@ async fn answered(
                 params.input_responses = Some(answers(settings, questions, context).await?);
                 params.request_state = asked.request_state;
             }
-            Ok(_) => return Err(settings.refused("its answer is not the result of a tool")),
+            Ok(_) => return Err(settings.refused(NO_RESULT)),
             Err(urls_required) => {
                 if !are_opened(&settings.name, urls_required.data, context).await {
                     return Err(settings.refused(&urls_required.message));
@@ -222,10 +231,7 @@ async fn task_result(
         task.task_id = id;
         match state.payload {
             TaskPayload::Completed { result } => {
-                let result = serde_json::from_value::<CallToolResult>(Value::Object(result));
-                break result
-                    .map(output)
-                    .map_err(|_| "its task's result is not the result of a tool".to_owned());
+                break partial_output(Value::Object(result)).ok_or_else(|| NO_RESULT.to_owned());
             }
             TaskPayload::Failed { error } => {
                 let message = error.get("message").and_then(Value::as_str);

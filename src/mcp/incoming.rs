@@ -4,7 +4,8 @@ use std::io;
 
 use bytes::Bytes;
 use futures_util::StreamExt as _;
-use serde::de::DeserializeOwned;
+use rmcp::model::{ClientJsonRpcMessage, Implementation, ServerJsonRpcMessage, ServerResult};
+use serde::{Deserialize as _, de::DeserializeOwned};
 use serde_json::{Value, json};
 use tokio::io::AsyncRead;
 use tokio_util::{codec::AnyDelimiterCodecError, io::StreamReader};
@@ -19,7 +20,7 @@ pub(super) const TOO_DEEP: &str = "[nested too deeply]";
 
 /// Returns the messages of a reader, one per line, as text that rmcp can read. If a message has more than `longest` bytes
 /// or can't be read, calls `failed` with the error, because rmcp only logs it, and fails.
-pub(crate) fn messages<M: DeserializeOwned>(
+pub(crate) fn messages<M: IncomingMessage>(
     reader: impl AsyncRead + Send + Unpin,
     longest: usize,
     failed: impl Fn(AnyDelimiterCodecError) + Send + Unpin,
@@ -36,17 +37,20 @@ pub(crate) fn messages<M: DeserializeOwned>(
 /// Returns the text for rmcp in place of a message that it can't read: the message without the values that are nested
 /// too deeply and with U+FFFD in place of each unpaired surrogate, or an error in place of an answer, or a request that
 /// is refused in place of a request. Returns `None` if the message is readable, or if its id is not.
-pub(super) fn readable<M: DeserializeOwned>(text: &[u8]) -> Option<Vec<u8>> {
+pub(super) fn readable<M: IncomingMessage>(text: &[u8]) -> Option<Vec<u8>> {
     let text = text.strip_prefix(b"\xef\xbb\xbf").unwrap_or(text).trim_ascii_start();
     if !text.starts_with(b"{") {
         return None;
     }
-    let Err(error) = serde_json::from_slice::<M>(text) else { return None };
+    let error = match serde_json::from_slice::<M>(text) {
+        Ok(message) => return message.is_doubtful().then(|| clarified(text)).flatten(),
+        Err(error) => error,
+    };
     let repaired = halves::replaced(text);
     let text = repaired.as_ref().map_or(text, String::as_bytes);
     let shallow = pruned(text, DEEPEST);
     if (repaired.is_some() || shallow != text) && serde_json::from_slice::<M>(&shallow).is_ok() {
-        return Some(shallow);
+        return readable::<M>(&shallow).or(Some(shallow));
     }
     // The fault is usually in a nested value.
     let envelope: Value = serde_json::from_slice(&pruned(text, 1)).unwrap_or_default();
@@ -66,6 +70,70 @@ pub(super) fn readable<M: DeserializeOwned>(text: &[u8]) -> Option<Vec<u8>> {
         json!({ "jsonrpc": "2.0", "id": id, "method": reason })
     };
     Some(readable.to_string().into())
+}
+
+/// The messages of one side.
+pub(crate) trait IncomingMessage: DeserializeOwned {
+    /// Returns whether the sender may have meant a message of another kind.
+    fn is_doubtful(&self) -> bool;
+}
+
+impl IncomingMessage for ClientJsonRpcMessage {
+    fn is_doubtful(&self) -> bool {
+        false
+    }
+}
+
+impl IncomingMessage for ServerJsonRpcMessage {
+    /// rmcp finds the kind of a result by its members, and takes the first kind that fits. The result of a call is one of
+    /// the last kinds, and the very last kind fits every result.
+    fn is_doubtful(&self) -> bool {
+        let Self::Response(response) = self else { return false };
+        !matches!(
+            response.result,
+            ServerResult::CallToolResult(_)
+                | ServerResult::DiscoverResult(_)
+                | ServerResult::InitializeResult(_)
+        )
+    }
+}
+
+/// Returns the text of a response that rmcp reads as its sender meant it: the result of a call without members of other
+/// results, or the result of a handshake without the descriptions that can't be read. Returns `None` if the text needs no
+/// change.
+fn clarified(text: &[u8]) -> Option<Vec<u8>> {
+    const OF_CALLS: [&str; 5] = ["resultType", "content", "structuredContent", "isError", "_meta"];
+    let message: Value = serde_json::from_slice(text).ok()?;
+    let mut clear = message.clone();
+    let result = clear.get_mut("result")?;
+    if result.get("content").is_some_and(Value::is_array) {
+        result.as_object_mut()?.retain(|name, _| OF_CALLS.contains(&&**name));
+    } else if result.get("capabilities").is_some() {
+        restore_objects(result, &|name| !["icons", "supportedVersions"].contains(&name));
+        if let Some(info) = result.get_mut("serverInfo")
+            && Implementation::deserialize(&*info).is_err()
+        {
+            let text = |name| info.get(name).and_then(Value::as_str).unwrap_or_default();
+            *info = json!({ "name": text("name"), "version": text("version") });
+        }
+    }
+    (clear != message).then(|| clear.to_string().into())
+}
+
+/// Replaces empty lists with empty objects in the members that must be objects. PHP writes both as `[]`.
+pub(super) fn restore_objects(value: &mut Value, is_object: &impl Fn(&str) -> bool) {
+    match value {
+        Value::Array(items) => items.iter_mut().for_each(|item| restore_objects(item, is_object)),
+        Value::Object(members) => {
+            for (name, member) in members {
+                if member.as_array().is_some_and(Vec::is_empty) && is_object(name) {
+                    *member = json!({});
+                }
+                restore_objects(member, is_object);
+            }
+        }
+        _ => {}
+    }
 }
 
 /// Returns the JSON text with [`TOO_DEEP`] in place of each value below the depth.
@@ -93,8 +161,6 @@ fn pruned(text: &[u8], deepest: usize) -> Vec<u8> {
 
 #[cfg(test)]
 mod tests {
-    use rmcp::model::{ClientJsonRpcMessage, ServerJsonRpcMessage};
-
     use super::*;
 
     fn nested(levels: usize) -> String {

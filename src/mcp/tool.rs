@@ -10,7 +10,7 @@ use std::{
 use async_trait::async_trait;
 use base64::{Engine as _, prelude::BASE64_STANDARD};
 use rmcp::model::{CallToolResult, ContentBlock, JsonObject, ResourceContents, Tool as WireTool};
-use serde::Deserialize as _;
+use serde::{Deserialize as _, de::DeserializeOwned};
 use serde_json::Value;
 use tokio::{
     sync::watch,
@@ -252,6 +252,9 @@ fn marked(name: &str, whole: &str) -> String {
 const ACCEPTED: [&str; 6] =
     ["image/png", "image/jpeg", "image/jpg", "image/gif", "image/webp", "application/pdf"];
 
+/// The note in place of a block that can't be read.
+const UNKNOWN_BLOCK: &str = "[The server sent a block of an unknown kind.]";
+
 /// Converts the result of a call.
 pub(super) fn output(result: CallToolResult) -> ToolOutput {
     let mut blocks: Vec<ResultBlock> = result.content.into_iter().map(block).collect();
@@ -262,6 +265,42 @@ pub(super) fn output(result: CallToolResult) -> ToolOutput {
     }
     let output = ToolOutput::from(blocks);
     if result.is_error == Some(true) { output.failed() } else { output }
+}
+
+/// Converts the result of a call that rmcp can't read as a whole. Blocks that can't be read become notes. A result without
+/// a list of blocks is itself the structured content. Returns `None` if the result does not end the call.
+pub(super) fn partial_output(mut result: Value) -> Option<ToolOutput> {
+    let mut readable = CallToolResult::default();
+    if let Some(members) = result.as_object_mut() {
+        if members.shift_remove("resultType").is_some_and(|kind| kind != "complete") {
+            return None;
+        }
+        members.shift_remove("_meta");
+        readable.is_error = members.shift_remove("isError").and_then(|is_error| is_error.as_bool());
+    }
+    if let Some(Value::Array(blocks)) = result.get("content") {
+        let unknown = |_| ContentBlock::text(UNKNOWN_BLOCK);
+        let read = |block| lenient(block, &["icons", "_meta", "annotations"]).unwrap_or_else(unknown);
+        readable.content = blocks.iter().map(read).collect();
+    }
+    if let Some(value) = result.get_mut("structuredContent") {
+        readable.structured_content = Some(value.take());
+    } else if !result["content"].is_array() && result.as_object().is_none_or(|members| !members.is_empty()) {
+        readable.structured_content = Some(result);
+    }
+    Some(output(readable))
+}
+
+/// Reads a value. If that fails, removes the listed members, which only describe the value, until the value can be read.
+fn lenient<T: DeserializeOwned>(value: &Value, descriptive: &[&str]) -> serde_json::Result<T> {
+    T::deserialize(value).or_else(|error| {
+        let mut value = value.clone();
+        let readable = descriptive.iter().find_map(|member| {
+            value.as_object_mut()?.shift_remove(*member)?;
+            T::deserialize(&value).ok()
+        });
+        readable.ok_or(error)
+    })
 }
 
 /// Returns whether a block contains the structured content, as the protocol recommends. Some servers send a text, and the
@@ -285,7 +324,7 @@ fn block(content: ContentBlock) -> ResultBlock {
             let about = link.description.as_deref().map(|about| format!(" ({})", clip(about, LONGEST)));
             Text::new(format!("Resource {name}: {uri}{}", about.unwrap_or_default())).into()
         }
-        _ => Text::new("[The server sent a block of an unknown kind.]").into(),
+        _ => Text::new(UNKNOWN_BLOCK).into(),
     }
 }
 

@@ -8,6 +8,7 @@ use std::{
 
 use omni_agent::{
     mcp::{McpClient, McpError},
+    message::ResultBlock,
     tool::Decision,
 };
 use serde_json::{Value, json};
@@ -240,6 +241,61 @@ async fn tools_over_http_insufficient_scope_names_the_scope() {
         "{error:?}"
     );
     assert_eq!(server.count("initialize"), 1);
+}
+
+/// Returns an answer as JSON, or as the only event of a stream.
+fn answer(message: &Value, result: &Value, as_event: bool) -> Reply {
+    let answer = json!({ "jsonrpc": "2.0", "id": message["id"], "result": result });
+    if as_event {
+        Reply::Events(Box::new(std::iter::once(answer)), End::Complete)
+    } else {
+        Reply::Json(answer)
+    }
+}
+
+#[tokio::test]
+async fn call_result_with_an_unreadable_part_keeps_the_others() {
+    const UNKNOWN: &str = "[The server sent a block of an unknown kind.]";
+    let done = json!({ "type": "text", "text": "done" });
+    let mut results = Vec::new();
+    for (block, expected) in [
+        (json!({ "type": "resource_link", "uri": "ui://demo/view/v1", "mimeType": "text/html" }), UNKNOWN),
+        (json!({ "type": "text", "text": "t", "annotations": { "audience": ["system"] } }), "t"),
+        (json!({ "type": "video", "data": "aGk=", "mimeType": "video/mp4" }), UNKNOWN),
+        (json!({ "type": "resource", "resource": { "uri": "x" } }), UNKNOWN),
+    ] {
+        let expected = format!("done{expected}");
+        results.push((json!({ "content": [done, block] }), expected.clone(), false));
+        results.push((json!({ "content": [done, block], "isError": true }), expected, true));
+    }
+    let plain = json!({ "success": true, "configs": [] });
+    results.push((plain.clone(), plain.to_string(), false));
+    // rmcp reads these as other results. In an answer as JSON, it drops the content before this crate sees the answer.
+    let others = ["tools", "messages", "contents"];
+    let mixed = others.map(|other| json!({ "content": [done], other: [], "isError": true }));
+    let as_both = results.len();
+    results.extend(mixed.map(|result| (result, "done".to_owned(), true)));
+    for (number, (result, expected, is_error)) in results.into_iter().enumerate() {
+        for as_event in [true, false].into_iter().filter(|as_event| *as_event || number < as_both) {
+            let sent = result.clone();
+            let server = Raw::start(move |message| match message["method"].as_str() {
+                Some("tools/call") => answer(message, &sent, as_event),
+                _ => polite(message),
+            })
+            .await;
+            let client = soon(server.client(OLD).connect()).await.unwrap();
+            let found = call(&set(&client).await, "raw__echo", "").await;
+            let text: String = found
+                .content
+                .iter()
+                .map(|block| match block {
+                    ResultBlock::Text(text) => text.text.as_str(),
+                    ResultBlock::Attachment(_) => "attachment",
+                })
+                .collect();
+            assert_eq!((text, found.is_error), (expected.clone(), is_error), "{result} {as_event}");
+        }
+    }
 }
 
 /// Returns a list with a tool whose schema is nested too deeply, and another tool.

@@ -325,6 +325,21 @@ impl StreamableHttpClient for HttpClient {
             }
         });
         let mut posted = posted.await?;
+        if let (
+            JsonRpcMessage::Request(request),
+            StreamableHttpPostResponse::Json(JsonRpcMessage::Error(answer), _),
+        ) = (message, &mut posted)
+            && answer.id.as_ref().is_none_or(|id| id.to_string() != request.id.to_string())
+        {
+            let reason = &answer.error.message;
+            if session.is_some() && reason.to_ascii_lowercase().contains("session") {
+                // The server no longer knows the session, so the connection is lost.
+                let reason = format!("the session was refused: {reason}");
+                return Err(McpHttpError::UnexpectedServerResponse(reason.into()));
+            }
+            // A server that refuses a request before it reads the request does not know its id.
+            answer.id = Some(request.id.clone());
+        }
         if let StreamableHttpPostResponse::Sse(_, Some(id)) | StreamableHttpPostResponse::Json(_, Some(id)) =
             &posted
         {

@@ -22,6 +22,8 @@ pub enum Reply {
     Status(u16, &'static str),
     /// A message as JSON.
     Json(Value),
+    /// A status and a message as JSON.
+    Refusal(u16, Value),
     /// A stream of messages and its end.
     Events(Box<dyn Iterator<Item = Value> + Send>, End),
 }
@@ -148,10 +150,9 @@ async fn answer(
             let line = if line.is_empty() { String::new() } else { format!("{line}\r\n") };
             return stream.write_all(head(status, &format!("content-length: 0\r\n{line}")).as_bytes()).await;
         }
-        Reply::Json(body) => {
-            let body = body.to_string();
-            let rest = format!("content-type: application/json\r\ncontent-length: {}\r\n", body.len());
-            return stream.write_all(format!("{}{body}", head(200, &rest)).as_bytes()).await;
+        Reply::Json(body) => return json_body(&mut stream, |rest| head(200, rest), &body).await,
+        Reply::Refusal(status, body) => {
+            return json_body(&mut stream, |rest| head(status, rest), &body).await;
         }
         Reply::Events(messages, end) => {
             let length = if matches!(end, End::Broken) { "content-length: 1000000\r\n" } else { "" };
@@ -169,6 +170,16 @@ async fn answer(
     }
     while stream.read(&mut [0; 1024]).await? > 0 {}
     Ok(())
+}
+
+async fn json_body(
+    stream: &mut BufReader<TcpStream>,
+    head: impl Fn(&str) -> String,
+    body: &Value,
+) -> std::io::Result<()> {
+    let body = body.to_string();
+    let head = head(&format!("content-type: application/json\r\ncontent-length: {}\r\n", body.len()));
+    stream.write_all(format!("{head}{body}").as_bytes()).await
 }
 
 async fn read(stream: &mut BufReader<TcpStream>) -> std::io::Result<Value> {

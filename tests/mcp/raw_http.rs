@@ -298,6 +298,33 @@ async fn call_result_with_an_unreadable_part_keeps_the_others() {
     }
 }
 
+#[tokio::test]
+async fn call_over_http_refused_without_its_id_fails_at_once_and_a_dead_session_is_replaced() {
+    let python = json!("server-error");
+    for (id, message) in [
+        (Value::Null, "Bad Request: No valid session ID provided"),
+        (python.clone(), "Bad Request: Missing session ID"),
+        (python, "Bad Request: Missing header"),
+    ] {
+        let calls = AtomicUsize::new(0);
+        let error = json!({ "jsonrpc": "2.0", "id": id, "error": { "code": -32000, "message": message } });
+        let server = Raw::start(move |message| match message["method"].as_str() {
+            Some("tools/call") if calls.fetch_add(1, Ordering::SeqCst) == 0 => {
+                Reply::Refusal(400, error.clone())
+            }
+            _ => polite(message),
+        })
+        .await;
+        let client = soon(server.client(OLD).connect()).await.unwrap();
+        let tools = set(&client).await;
+        let refused = failure(&call(&tools, "raw__echo", "").await);
+        assert!(refused.contains(message), "{refused}");
+        assert_eq!(call(&tools, "raw__echo", "").await.text(), "echoed");
+        let connections = if message.contains("session") { 2 } else { 1 };
+        assert_eq!(server.count("initialize"), connections, "{message}");
+    }
+}
+
 /// Returns a list with a tool whose schema is nested too deeply, and another tool.
 fn deep_list() -> Value {
     let mut deep = json!({ "type": "string" });

@@ -188,7 +188,11 @@ impl BackendEventConverter {
         if !self.tools.contains_key(&tool_use.id) {
             self.begin(tool_use, false);
         }
-        self.change(&tool_use.id, |item| item["permission"] = json!({ "options": options }))
+        self.change(&tool_use.id, |item| {
+            // The input may have become known only after the tool use was reported.
+            item["input"] = tool_use.input.clone();
+            item["permission"] = json!({ "options": options });
+        })
     }
 
     /// Records the answer to a request for permission. If the answer is `None`, the request was withdrawn.

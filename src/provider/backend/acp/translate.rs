@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use agent_client_protocol_schema::v1::{SessionUpdate, ToolCall, ToolCallStatus, ToolCallUpdate, ToolKind};
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
 use super::content::{block, words};
 use crate::{
@@ -136,7 +136,12 @@ impl AcpTranslator {
             finished: false,
         });
         if !tool.finished {
-            tool.call.update(update.fields);
+            let mut fields = update.fields;
+            // Some agents repeat a tool call with an empty input.
+            if tool.call.raw_input.is_some() {
+                fields.raw_input = fields.raw_input.filter(|input| !is_blank(input));
+            }
+            tool.call.update(fields);
         }
         tool
     }
@@ -145,7 +150,7 @@ impl AcpTranslator {
 impl AcpTool {
     fn tool_use(&self) -> ToolUse {
         let call = &self.call;
-        let input = call.raw_input.clone().filter(|input| !input.is_null()).unwrap_or_else(|| {
+        let input = call.raw_input.clone().filter(|input| !is_blank(input)).unwrap_or_else(|| {
             // If there is no input, the person who decides sees the other parts of the tool call instead.
             let mut input = json!({});
             if !call.title.is_empty() {
@@ -198,6 +203,11 @@ impl AcpTool {
             decision: None,
         })
     }
+}
+
+/// Returns whether an input contains nothing.
+fn is_blank(input: &Value) -> bool {
+    input.is_null() || input.as_object().is_some_and(Map::is_empty)
 }
 
 fn text_event(thinking: bool, text: String) -> BackendEvent {
@@ -347,6 +357,28 @@ mod tests {
         let announced = json!({ "sessionUpdate": "tool_call", "toolCallId": "x", "title": "Delete" });
         let events = translator.update(announced);
         assert!(matches!(&events[0], BackendEvent::ToolUse(tool_use) if tool_use.id.as_str() == "x"));
+    }
+
+    #[test]
+    fn permission_with_an_empty_input_is_for_the_known_input() {
+        let asked = |updates: &[Value], call: Value| {
+            let mut translator = AcpTranslator::default();
+            for update in updates {
+                translator.update(update.clone());
+            }
+            translator.asked(serde_json::from_value(call).unwrap()).input
+        };
+        let command = json!({ "command": "echo 'foo'" });
+        let updates = [
+            json!({ "sessionUpdate": "tool_call", "toolCallId": "t", "title": "Run", "rawInput": {} }),
+            json!({ "sessionUpdate": "tool_call_update", "toolCallId": "t", "rawInput": command }),
+        ];
+        for input in [json!({}), json!(null)] {
+            assert_eq!(asked(&updates, json!({ "toolCallId": "t", "rawInput": input })), command);
+            let unknown = asked(&updates[..1], json!({ "toolCallId": "t", "rawInput": input }));
+            assert_eq!(unknown, json!({ "title": "Run" }));
+        }
+        assert_eq!(asked(&updates, json!({ "toolCallId": "t", "rawInput": { "a": 1 } })), json!({ "a": 1 }));
     }
 
     #[test]

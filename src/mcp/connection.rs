@@ -28,7 +28,7 @@ use tokio::{
     process::{ChildStderr, ChildStdin, ChildStdout},
     runtime::Handle,
     sync::watch,
-    time::{Instant, sleep, timeout},
+    time::{Instant, sleep, timeout, timeout_at},
 };
 use tokio_util::{
     codec::AnyDelimiterCodecError,
@@ -166,7 +166,7 @@ impl McpConnection {
         let mut config =
             ClientConfig::new(capabilities(), Implementation::new("omni-agent", env!("CARGO_PKG_VERSION")));
         config.protocol_version = ProtocolVersion::V_2025_11_25;
-        let lifecycle = match settings.version.clone() {
+        let mut lifecycle = match settings.version.clone() {
             None => ClientLifecycleMode::Auto {
                 preferred_versions: vec![ProtocolVersion::V_2026_07_28],
                 legacy_version: Some(ProtocolVersion::V_2025_11_25),
@@ -177,21 +177,33 @@ impl McpConnection {
             }
             Some(version) => ClientLifecycleMode::Discover { preferred_versions: vec![version] },
         };
-        let handler = McpClientHandler {
+        let handler = || McpClientHandler {
             server: settings.name.clone(),
-            config,
+            config: config.clone(),
             calls: McpOpenCalls::default(),
             changes: changes.clone(),
         };
+        let deadline = Instant::now() + limit;
         let (served, carrier) = match &settings.transport {
-            builder::Transport::Program(start) => {
+            builder::Transport::Program(start) => loop {
                 let (program, pipe) = run(start, settings)?;
-                let served = timeout(limit, handler.serve_with_lifecycle(pipe, lifecycle)).await;
-                (served, McpTransportParts::Program(program))
-            }
+                let serving = handler().serve_with_lifecycle(pipe, lifecycle.clone());
+                let served = timeout_at(deadline, serving).await;
+                let is_closed = matches!(
+                    served,
+                    Ok(Err(ClientInitializeError::ConnectionClosed(_)
+                        | ClientInitializeError::TransportError { .. }))
+                );
+                if is_closed && matches!(lifecycle, ClientLifecycleMode::Auto { .. }) {
+                    // Some old servers exit if the first message is not `initialize`.
+                    lifecycle = ClientLifecycleMode::Initialize;
+                    continue;
+                }
+                break (served, McpTransportParts::Program(program));
+            },
             builder::Transport::Http(target) => {
                 let (observed, transport) = http::start(target, settings, over.clone()).await?;
-                let served = timeout(limit, handler.serve_with_lifecycle(transport, lifecycle)).await;
+                let served = timeout_at(deadline, handler().serve_with_lifecycle(transport, lifecycle)).await;
                 (served, McpTransportParts::Http(observed))
             }
         };

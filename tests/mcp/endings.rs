@@ -30,6 +30,16 @@ async fn connect_program_that_exits_is_reported_without_secrets() {
 }
 
 #[tokio::test]
+async fn connect_program_that_exits_on_discover_is_started_again() {
+    let Some(hostile) = Hostile::new() else { return };
+    let client = soon(hostile.unpinned("exit_on_discover").connect()).await.unwrap();
+    assert_eq!(client.protocol_version().await.unwrap(), "2025-11-25");
+    assert_eq!(call(&set(&client).await, "hostile__echo", "hi").await.text(), "hi");
+    assert_eq!((hostile.count("server/discover"), hostile.count("initialize")), (1, 1));
+    assert_eq!(hostile.running(), 1);
+}
+
+#[tokio::test]
 async fn connect_server_that_never_answers_ends_at_the_limit_without_process() {
     let Some(hostile) = Hostile::new() else { return };
     let limit = Duration::from_millis(500);

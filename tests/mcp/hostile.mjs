@@ -193,6 +193,10 @@ async function receive(message, send, response) {
   }
   if (id !== undefined) methods.set(id, method);
   note(method === "notifications/cancelled" ? `cancelled ${methods.get(params.requestId)}` : method);
+  if (like === "exit_on_discover" && method === "server/discover") {
+    process.stderr.write("ExpectedInitializeRequest\n");
+    return process.exit(1);
+  }
   if (like === "tasks") return receiveAsModern(message, send);
   switch (method) {
     case "initialize":

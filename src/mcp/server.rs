@@ -201,10 +201,17 @@ impl ServerConnection {
                 ServerResult::CustomResult(page) => page.0,
                 _ => Value::Null,
             };
-            let Some(Value::Array(tools)) = page.get_mut("tools").map(Value::take) else {
+            let Some(Value::Array(mut tools)) = page.get_mut("tools").map(Value::take) else {
                 return refused("its answer is not a list of tools");
             };
+            cursor = page["nextCursor"].as_str().map(str::to_owned);
+            // A cursor that repeats would lead to the same pages again, and this page may be one of them.
+            let is_last = cursor.as_ref().is_none_or(|cursor| !seen.insert(cursor.clone()));
             listed.size += serde_json::to_vec(&tools).map_or(0, |tools| tools.len());
+            if is_last && cursor.is_some() {
+                let known: BTreeSet<_> = listed.tools.iter().map(|tool| tool["name"].as_str()).collect();
+                tools.retain(|tool| !known.contains(&tool["name"].as_str()));
+            }
             listed.tools.extend(tools);
             // A limit of zero only forbids caching the list. It does not ask the client to read the list again.
             if let Some(milliseconds @ 1..) = page["ttlMs"].as_u64() {
@@ -217,9 +224,7 @@ impl ServerConnection {
             if listed.size > LONGEST_MESSAGE {
                 return refused("its list of tools exceeded the maximum size of 16777216 bytes");
             }
-            cursor = page["nextCursor"].as_str().map(str::to_owned);
-            // A cursor that repeats would lead to the same pages again.
-            if cursor.as_ref().is_none_or(|cursor| !seen.insert(cursor.clone())) {
+            if is_last {
                 return Ok(listed);
             }
         }

@@ -209,6 +209,9 @@ async function receive(message, send, response) {
         return send({ id, result: { tools: Array.from({ length: 150 }, (_, count) => tool(count)), nextCursor: "again" } });
       }
       if (like === "endless_list") return send({ id, result: { tools: [], nextCursor: `page ${++listed}` } });
+      if (like === "same_page" || like === "empty_cursor") {
+        return send({ id, result: { tools: list(), nextCursor: like === "same_page" ? "again" : "" } });
+      }
       if (like === "same_cursor") return send({ id, result: { tools: [{ name: `tool_${++listed}`, inputSchema: schema }], nextCursor: "again" } });
       if (like === "failing_list" && listed++) return send({ id, error: { code: -32603, message: "no list" } });
       if (like === "ttl" && listed++) names = ["echo", "added"];

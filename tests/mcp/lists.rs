@@ -47,6 +47,17 @@ async fn tools_cursor_that_repeats_ends_the_list() {
 }
 
 #[tokio::test]
+async fn tools_page_that_repeats_lists_each_tool_once() {
+    for like in ["same_page", "empty_cursor"] {
+        let Some(hostile) = Hostile::new() else { return };
+        let client = soon(hostile.like(like).connect()).await.unwrap();
+        let plain = soon(hostile.like("").connect()).await.unwrap();
+        let (listed, expected) = (soon(client.tools()).await.unwrap(), soon(plain.tools()).await.unwrap());
+        assert_eq!((listed.tools.len(), listed.skipped), (expected.tools.len(), Vec::new()), "{like}");
+    }
+}
+
+#[tokio::test]
 async fn tools_endless_list_is_refused() {
     let Some(hostile) = Hostile::new() else { return };
     let client = soon(hostile.like("endless_list").connect()).await.unwrap();

@@ -43,7 +43,7 @@ const LOCATION: &str = "schema:///input";
 /// file or the network.
 ///
 /// Some keywords are sent to the model but not checked, because they can't be checked exactly: `format`, a `multipleOf`
-/// that is not a whole number, and a `pattern` with look-around or back-references.
+/// that is not a whole number, and a `pattern` with look-around, back-references or a `[` in a class.
 ///
 /// The time and the stack space for compiling and checking are limited. [`Schema::new`] refuses a schema that would
 /// exceed these limits, and [`Schema::validate`] refuses a value that would exceed them.

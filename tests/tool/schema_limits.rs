@@ -213,6 +213,13 @@ fn new_usual_patterns_are_accepted_and_checked() {
 }
 
 #[test]
+fn new_pattern_with_a_bracket_in_a_class_is_not_checked() {
+    let pattern = r"^[a-zA-Z0-9@#%^&*()_+\-=[\]{}|;:,.<>?~`]*$";
+    let schema = Schema::new(json!({ "pattern": pattern })).unwrap();
+    assert_eq!(schema.validate(&json!("a [b]")), Ok(()));
+}
+
+#[test]
 fn new_unmatchable_pattern_property_is_refused() {
     let schema = json!({ "patternProperties": { "^(?!x)": {} }, "additionalProperties": false });
     assert!(Schema::new(schema).unwrap_err().0.contains("look-around"));

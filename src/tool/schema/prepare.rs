@@ -127,7 +127,7 @@ impl SchemaPreparation {
             for pattern in patterns.keys() {
                 if !self.take_pattern(pattern)? {
                     return refuse(format!(
-                        "`patternProperties` has look-around or a back-reference: {:?}",
+                        "`patternProperties` has look-around, a back-reference or a `[` in a class: {:?}",
                         clip(pattern, 200)
                     ));
                 }
@@ -192,7 +192,7 @@ struct RegexCost {
 }
 
 /// Estimates the cost of a pattern. Returns `None` if the pattern uses look-around or back-references, which the engine
-/// does not support.
+/// does not support, or a class that the engine reads in another way.
 ///
 /// The estimate is rough. If it is too low, the engine's own generous size limit still applies.
 fn weigh(pattern: &str) -> Option<RegexCost> {
@@ -220,7 +220,7 @@ fn weigh(pattern: &str) -> Option<RegexCost> {
                 }
                 _ => 2,
             },
-            '[' => class(&mut rest, &mut rewrites),
+            '[' => class(&mut rest, &mut rewrites)?,
             '(' => {
                 if ["?=", "?!", "?<=", "?<!"].iter().any(|look| rest.as_str().starts_with(look)) {
                     return None;
@@ -267,10 +267,10 @@ fn skip_braces(rest: &mut std::str::Chars<'_>) {
     }
 }
 
-/// Reads the rest of a character class after its opening bracket. Returns the number of states of the class.
-fn class(rest: &mut std::str::Chars<'_>, rewrites: &mut usize) -> usize {
+/// Reads the rest of a character class after its opening bracket. Returns the number of states of the class. Returns `None`
+/// if the class contains a `[`: in JSON Schema this is a plain character, and for the engine it begins a nested class.
+fn class(rest: &mut std::str::Chars<'_>, rewrites: &mut usize) -> Option<usize> {
     let mut states = 4_usize;
-    let mut depth = 1_usize;
     while let Some(char) = rest.next() {
         match char {
             '\\' => match rest.next() {
@@ -281,13 +281,12 @@ fn class(rest: &mut std::str::Chars<'_>, rewrites: &mut usize) -> usize {
                 }
                 _ => states += 1,
             },
-            '[' => depth += 1,
-            ']' if depth == 1 => break,
-            ']' => depth -= 1,
+            '[' => return None,
+            ']' => break,
             _ => states += 1,
         }
     }
-    states
+    Some(states)
 }
 
 /// Returns the greatest number in the bounds `n`, `n,` or `n,m` of a repetition. Returns `None` if the text has another

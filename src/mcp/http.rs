@@ -35,7 +35,7 @@ use super::{
     McpError,
     builder::{HttpTarget, McpSettings},
     connection::LONGEST_MESSAGE,
-    incoming::readable,
+    incoming::{IncomingMessage as _, readable},
 };
 use crate::{provider::http::shared_client, sync::lock};
 
@@ -325,6 +325,12 @@ impl StreamableHttpClient for HttpClient {
             }
         });
         let mut posted = posted.await?;
+        if let StreamableHttpPostResponse::Json(answer, _) = &mut posted
+            && answer.is_doubtful()
+            && let Some(text) = readable::<ServerJsonRpcMessage>(&serde_json::to_vec(answer)?)
+        {
+            *answer = serde_json::from_slice(&text)?;
+        }
         if let (
             JsonRpcMessage::Request(request),
             StreamableHttpPostResponse::Json(JsonRpcMessage::Error(answer), _),

@@ -10,7 +10,7 @@ use std::{
 use async_trait::async_trait;
 use base64::{Engine as _, prelude::BASE64_STANDARD};
 use rmcp::model::{CallToolResult, ContentBlock, JsonObject, ResourceContents, Tool as WireTool};
-use serde::{Deserialize as _, de::DeserializeOwned};
+use serde::de::DeserializeOwned;
 use serde_json::Value;
 use tokio::{
     sync::watch,
@@ -21,7 +21,7 @@ use tokio::{
 use super::{
     McpError, McpTools, SkippedTool, ToolHints, call,
     connection::LONGEST,
-    incoming::TOO_DEEP,
+    incoming::{TOO_DEEP, restore_objects},
     server::{self, ListedTools, ServerConnection},
 };
 use crate::{
@@ -43,6 +43,9 @@ const LONGEST_NAME: usize = 128;
 
 /// The maximum size of a tool's schema in bytes.
 const LONGEST_SCHEMA: usize = 64 * 1024;
+
+/// The members of a tool and its schema that are always objects.
+const OBJECTS: [&str; 5] = ["inputSchema", "properties", "patternProperties", "$defs", "definitions"];
 
 struct McpTool {
     server: Arc<ServerConnection>,
@@ -105,8 +108,9 @@ pub(super) async fn tools(server: &Arc<ServerConnection>, listed: ListedTools) -
         skipped.push(SkippedTool { name, reason });
     };
     let mut found = Vec::new();
-    for tool in listed.tools {
-        match WireTool::deserialize(&tool) {
+    for mut tool in listed.tools {
+        restore_objects(&mut tool, &|name| OBJECTS.contains(&name));
+        match lenient::<WireTool>(&tool, &["icons", "_meta", "outputSchema", "annotations", "title"]) {
             Err(error) => skip(tool["name"].as_str().unwrap_or_default(), error.to_string()),
             Ok(tool) if tool.name.len() > LONGEST => {
                 skip(&tool.name, "its name has more than 4,096 bytes".to_owned());

@@ -359,6 +359,67 @@ async fn tools_over_http_deep_schema_is_skipped_and_the_others_work() {
 }
 
 #[tokio::test]
+async fn tools_unreadable_descriptions_are_dropped() {
+    let object = json!({ "type": "object" });
+    let no_properties =
+        json!({ "type": "object", "properties": { "a": { "type": "object", "properties": [] } } });
+    let pattern = r"^[a-zA-Z0-9@#%^&*()_+\-=[\]{}|;:,.<>?~`]*$";
+    let with_pattern =
+        json!({ "type": "object", "properties": { "a": { "type": "string", "pattern": pattern } } });
+    let tools = json!([
+        { "name": "a", "inputSchema": object, "icons": [{ "src": "x", "sizes": "48x48" }], "title": "A" },
+        { "name": "b", "inputSchema": object, "annotations": { "readOnlyHint": "true" } },
+        { "name": "c", "inputSchema": no_properties },
+        { "name": "d", "inputSchema": [], "description": "d" },
+        { "name": "e", "inputSchema": with_pattern },
+    ]);
+    let server = Raw::start(move |message| match message["method"].as_str() {
+        Some("tools/list") => result(message, &json!({ "tools": tools })),
+        _ => polite(message),
+    })
+    .await;
+    let client = soon(server.client(OLD).connect()).await.unwrap();
+    let listed = soon(client.tools()).await.unwrap();
+    let reasons: Vec<_> = listed.skipped.iter().map(|skipped| &skipped.reason).collect();
+    let names: Vec<_> = listed.tools.iter().map(|tool| tool.name()).collect();
+    assert_eq!(names, ["raw__a", "raw__b", "raw__c", "raw__d", "raw__e"], "{reasons:?}");
+    assert_eq!(listed.hints["raw__a"].title.as_deref(), Some("A"));
+    let schema = serde_json::to_value(listed.tools[2].schema()).unwrap();
+    assert_eq!(schema["properties"]["a"]["properties"], json!({}));
+}
+
+#[tokio::test]
+async fn connect_unreadable_descriptions_of_the_server_are_dropped() {
+    let info = json!({ "name": "raw", "version": "1" });
+    for (capabilities, info) in [
+        (json!({ "tools": [] }), info.clone()),
+        (json!({ "tools": {}, "experimental": [] }), info.clone()),
+        (json!([]), info),
+        (json!({ "tools": {} }), json!({ "name": "raw" })),
+        (
+            json!({ "tools": {} }),
+            json!({ "name": "raw", "version": "1", "icons": [{ "src": "x", "sizes": "48x48" }] }),
+        ),
+    ] {
+        for as_event in [true, false] {
+            let (capabilities, info) = (capabilities.clone(), info.clone());
+            let about = format!("{capabilities} {info} {as_event}");
+            let server = Raw::start(move |message| {
+                let Some("initialize") = message["method"].as_str() else { return polite(message) };
+                let version = &message["params"]["protocolVersion"];
+                let connected =
+                    json!({ "protocolVersion": version, "capabilities": capabilities, "serverInfo": info });
+                answer(message, &connected, as_event)
+            })
+            .await;
+            let client =
+                soon(server.client(OLD).connect()).await.unwrap_or_else(|error| panic!("{about}: {error}"));
+            assert_eq!(call(&set(&client).await, "raw__echo", "").await.text(), "echoed", "{about}");
+        }
+    }
+}
+
+#[tokio::test]
 async fn connect_server_with_an_unknown_version_is_refused() {
     let server = Raw::start(|message| {
         let Some("initialize") = message["method"].as_str() else { return polite(message) };

@@ -347,10 +347,24 @@ fn embedded(resource: ResourceContents) -> ResultBlock {
     }
 }
 
+/// Returns the media type of an image by its first bytes. Services refuse an image whose bytes are not of the declared
+/// type.
+fn image_type(data: &str) -> Option<&'static str> {
+    let start = BASE64_STANDARD.decode(data.get(..16)?).ok()?;
+    Some(match &*start {
+        [0x89, b'P', b'N', b'G', ..] => "image/png",
+        [0xff, 0xd8, 0xff, ..] => "image/jpeg",
+        [b'G', b'I', b'F', b'8', ..] => "image/gif",
+        [b'R', b'I', b'F', b'F', _, _, _, _, b'W', b'E', b'B', b'P'] => "image/webp",
+        _ => return None,
+    })
+}
+
 /// Returns an attachment, or a text in its place. By default, a request with an attachment that the service does not
 /// accept fails, so only the kinds that most services accept become attachments.
 fn file(what: &str, media_type: &str, data: String, name: Option<String>) -> ResultBlock {
-    let kind = media_type.split(';').next().unwrap_or_default().trim().to_ascii_lowercase();
+    let declared = media_type.split(';').next().unwrap_or_default().trim().to_ascii_lowercase();
+    let kind = image_type(&data).map_or(declared, str::to_owned);
     let reason = if !ACCEPTED.contains(&&*kind) {
         "models do not accept this kind in results of tools"
     } else if BASE64_STANDARD.decode(&data).is_err() {
@@ -555,6 +569,8 @@ mod content_tests {
             { "type": "image", "mimeType": "image/png", "data": "aGk=" },
             { "type": "image", "mimeType": "image/svg+xml", "data": "aGk=" },
             { "type": "image", "mimeType": "image/png", "data": "aGk" },
+            { "type": "image", "mimeType": "image/png", "data": "/9j/4AAQSkZJRgABAQ==" },
+            { "type": "image", "mimeType": "image/jpeg", "data": "UklGRhQAAABXRUJQVlA4IA==" },
             { "type": "audio", "mimeType": "audio/wav", "data": "aGk=" },
             { "type": "resource", "resource": { "uri": "file:///a", "text": "hi" } },
             { "type": "resource", "resource": { "uri": "file:///b", "blob": "aGk=", "mimeType": "IMAGE/GIF; a=b" } },
@@ -577,6 +593,8 @@ mod content_tests {
                 "[The server sent an image (image/svg+xml), left out: models do not accept this kind in results of \
                  tools.]",
                 "[The server sent an image (image/png), left out: its data is not valid base64.]",
+                "image/jpeg /9j/4AAQSkZJRgABAQ== None",
+                "image/webp UklGRhQAAABXRUJQVlA4IA== None",
                 "[The server sent audio (audio/wav), left out: models do not accept this kind in results of tools.]",
                 "Resource file:///a:\nhi",
                 r#"image/gif aGk= Some("file:///b")"#,

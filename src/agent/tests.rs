@@ -16,6 +16,7 @@ mod committed;
 mod compaction;
 mod configuration;
 mod cost;
+mod cut_compactions;
 mod cutting_short;
 mod decisions;
 mod durable;

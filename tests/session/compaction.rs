@@ -4,7 +4,7 @@ use omni_agent::{
     ErrorKind,
     agent::{Compact, CompactionPolicy, Durable},
     message::{History, Usage},
-    provider::{ModelInfo, Options},
+    provider::{ModelInfo, Options, ProviderError, ProviderErrorKind},
     run::{Prompt, PromptState},
     session::{Session, SessionAnswer, SessionCommand},
     store::{MemoryStore, Store, StoreError, export_json, import_json},
@@ -241,4 +241,41 @@ async fn stop_during_a_compaction_at_the_end_keeps_the_answer() {
         let is_ended = known.is_some_and(|known| matches!(known.state, PromptState::Ended { .. }));
         assert!(durable == Durable::Turns || is_ended, "{known:?}");
     }
+}
+
+fn full(text: &'static str) -> Step {
+    Step::new().usage(Usage::default().with_input(900)).then_text([text]).stop()
+}
+
+#[tokio::test(start_paused = true)]
+async fn prompt_whose_run_fails_behind_its_compaction_stays_without_it_and_gets_one_with_each_answer() {
+    let down = Step::error(ProviderError::new(ProviderErrorKind::Auth, "down"));
+    let rest = ["S2.", "A2", "S3.", "B2"].map(Step::text);
+    let steps = [full("A1"), Step::text("S1."), down].into_iter().chain(rest);
+    let provider = ScriptedProvider::new(steps);
+    let info = ModelInfo::new("small").with_context_window(1_100).with_output_limit(100);
+    let agent = omni_agent::Agent::builder()
+        .model(provider.model().with_info(info))
+        .compaction(CompactionPolicy::default().with_kept_turns(1));
+    let store = ScriptedStore::new([]);
+    let session = created(&store, "talk", agent).await;
+    session.ask("One").await.unwrap();
+    let error = session.ask("Two").await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Failed);
+    assert_eq!(provider.requests().len(), 3, "the request was sent with the summary");
+    let tree = session.tree().await.unwrap();
+    let unanswered: Vec<_> = tree.unanswered(Some(node(2))).map(|own| own.message().text()).collect();
+    assert_eq!((tree.len(), unanswered), (3, vec!["Two".to_owned()]));
+
+    let texts = |history: &History| history.iter().map(|message| message.text()).collect::<Vec<_>>();
+    for (summary, answer) in [("S2.", "A2"), ("S3.", "B2")] {
+        session.again(node(3)).response().await.unwrap();
+        let tree = session.tree().await.unwrap();
+        assert_eq!(texts(tree.history()), ["One", "A1", "Two", summary, answer]);
+        let sent = sent(&provider);
+        assert!(sent.len() == 3 && sent[0].ends_with(&format!("\n\n{summary}")), "{sent:?}");
+        assert_eq!(sent[1..], ["A1", "Two"]);
+    }
+    assert_eq!(session.tree().await.unwrap().len(), 7);
+    assert_agree(&session, &store).await;
 }

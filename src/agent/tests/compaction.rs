@@ -24,26 +24,26 @@ use crate::{
 };
 
 /// An answer after which the service has counted this many tokens.
-fn counted(text: &str, context: u64) -> Step {
+pub(crate) fn counted(text: &str, context: u64) -> Step {
     Step::new().usage(Usage::default().with_input(context)).then_text([text]).stop()
 }
 
 /// Returns an agent whose model has room for 1,000 tokens.
-fn agent(provider: &ScriptedProvider, policy: CompactionPolicy) -> AgentBuilder {
+pub(crate) fn agent(provider: &ScriptedProvider, policy: CompactionPolicy) -> AgentBuilder {
     let info = ModelInfo::new("small").with_context_window(1_100).with_output_limit(100);
     Agent::builder().model(provider.model().with_info(info)).compaction(policy)
 }
 
-fn too_long() -> ProviderError {
+pub(crate) fn too_long() -> ProviderError {
     ProviderError::new(ProviderErrorKind::ContextTooLong, "too long")
 }
 
-fn refused() -> Step {
+pub(crate) fn refused() -> Step {
     Step::error(too_long())
 }
 
 /// Returns the messages that compactions have inserted, and the failures of those that failed.
-fn compactions(events: &[Arc<Event>]) -> Vec<Result<Arc<Message>, Failure>> {
+pub(crate) fn compactions(events: &[Arc<Event>]) -> Vec<Result<Arc<Message>, Failure>> {
     let ended = events.iter().filter_map(|event| match &**event {
         Event::CompactionEnd { message: Some(message), .. } => Some(Ok(Arc::clone(message))),
         Event::CompactionEnd { failure: Some(failure), .. } => Some(Err(failure.clone())),
@@ -52,7 +52,7 @@ fn compactions(events: &[Arc<Event>]) -> Vec<Result<Arc<Message>, Failure>> {
     ended.collect()
 }
 
-fn without_preamble(mut texts: Vec<String>) -> Vec<String> {
+pub(crate) fn without_preamble(mut texts: Vec<String>) -> Vec<String> {
     if let Some((_, summary)) = texts[0].split_once("\n\n") {
         texts[0] = format!("summary: {summary}");
     }

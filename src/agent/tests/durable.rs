@@ -1,5 +1,6 @@
 //! Records of turns in flight, the effects and replies that wait for them, and the recovery of a recorded turn.
 
+mod compactions;
 mod counts;
 mod gates;
 mod golden;

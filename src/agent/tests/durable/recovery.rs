@@ -3,12 +3,10 @@ use std::sync::atomic::AtomicUsize;
 use super::*;
 use crate::{
     agent::{
-        Accepted, Compact, CompactionPolicy, Decided, Failure, MAX_LIVES, OnUncertain, Prompt, RecordedStage,
-        Recover, Recovery, RecoveryDecision, Response, State, Status, ToolDecision, TurnDecision,
-        UnreadableTurn, tests::support::name,
+        Decided, Failure, MAX_LIVES, OnUncertain, Prompt, RecordedStage, Recover, Recovery, RecoveryDecision,
+        Response, State, Status, ToolDecision, TurnDecision, UnreadableTurn, tests::support::name,
     },
-    message::{DecisionKind, RequestEnd, Timestamp, ToolResult, ToolUse, ToolUseId, Usage, UseDecision},
-    provider::ModelInfo,
+    message::{DecisionKind, RequestEnd, Timestamp, ToolResult, ToolUse, ToolUseId, UseDecision},
     tool::Decision,
 };
 use async_trait::async_trait;
@@ -796,60 +794,4 @@ async fn record_that_cannot_be_read_is_refused() {
         assert!(matches!(read(damaged), Err(UnreadableTurn::Damaged(_))), "{path}");
     }
     assert_eq!(read(turn), Ok(()));
-}
-
-/// Returns an agent with room for 1,000 tokens, which keeps one turn unchanged.
-fn compacting(steps: Vec<Step>) -> AgentBuilder {
-    let info = ModelInfo::new("small").with_context_window(1_100).with_output_limit(100);
-    let model = ScriptedProvider::new(steps).model().with_info(info);
-    Agent::builder().model(model).compaction(CompactionPolicy::default().with_kept_turns(1))
-}
-
-fn texts(history: &History) -> Vec<String> {
-    history.iter().map(|message| message.text()).collect()
-}
-
-/// The steps of two runs, after the second of which a summary begins that does not end.
-fn held_summary(gate: &Gate) -> Vec<Step> {
-    let full = Step::new().usage(Usage::default().with_input(900)).then_text(["A2"]).stop();
-    vec![Step::text("A1"), full, Step::new().then_text(["Half"]).gate(gate).stop()]
-}
-
-#[tokio::test(start_paused = true)]
-async fn kill_during_a_compaction_at_the_end_keeps_the_answer_and_runs_the_staged_prompt() {
-    let gate = Gate::new();
-    let life = Life::begin(compacting(held_summary(&gate)), Durable::InFlight, &Shelf::default()).await;
-    life.agent.ask("Q1").await.unwrap();
-    life.agent.prompt("Q2").await.unwrap();
-    gate.reached().await;
-    let staged = life.agent.prompt("Q3").await.unwrap();
-    assert!(matches!(staged, Accepted::Staged { .. }), "{staged:?}");
-    let shelf = life.kill().await;
-    assert_eq!(texts(&shelf.history()), ["Q1", "A1", "Q2", "A2"]);
-
-    let steps = vec![Step::text("S."), Step::text("A3")];
-    let life = Life::begin(compacting(steps), Durable::InFlight, &shelf).await;
-    life.idle().await;
-    assert_eq!(texts(&life.shelf.history()), ["Q1", "A1", "Q2", "A2", "S.", "Q3", "A3"]);
-}
-
-#[tokio::test(start_paused = true)]
-async fn kill_during_a_requested_compaction_leaves_the_conversation_as_it_was() {
-    let gate = Gate::new();
-    let mut steps: Vec<_> = ["A1", "A2"].map(Step::text).into();
-    steps.push(Step::new().then_text(["Half"]).gate(&gate).stop());
-    let life = Life::begin(compacting(steps), Durable::InFlight, &Shelf::default()).await;
-    for prompt in ["Q1", "Q2"] {
-        life.agent.ask(prompt).await.unwrap();
-    }
-    let agent = life.agent.clone();
-    let compacting_call = tokio::spawn(async move { agent.compact(Compact::summary()).await });
-    gate.reached().await;
-    let shelf = life.kill().await;
-    compacting_call.abort();
-
-    let life = Life::begin(compacting(vec![Step::text("A3")]), Durable::InFlight, &shelf).await;
-    life.idle().await;
-    assert_eq!(texts(&life.shelf.history()), ["Q1", "A1", "Q2", "A2"]);
-    assert_eq!(life.agent.ask("Q3").await.unwrap().text(), "A3");
 }

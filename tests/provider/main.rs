@@ -40,6 +40,8 @@ mod compressed;
 mod cost;
 mod deltas;
 #[cfg(feature = "http")]
+mod deviations;
+#[cfg(feature = "http")]
 mod echoes;
 mod edges;
 #[cfg(feature = "http")]

@@ -5,6 +5,7 @@ use std::{
     fmt,
 };
 
+use crc32fast::Hasher;
 use serde::{
     Deserialize, Deserializer,
     de::{self, IgnoredAny, MapAccess, Visitor},
@@ -78,6 +79,36 @@ impl ResponseMetadata {
             provider_data: Map::from_iter([(format.to_owned(), Value::Object(data.clone()))]),
             ..MessageDelta::default()
         })));
+    }
+}
+
+/// The received text of a block, stored as its length and its digest. They are compared with the whole text that a
+/// service repeats, so that the text itself need not be stored twice.
+#[derive(Clone, Debug, Default)]
+pub(super) struct ReceivedTextDigest {
+    bytes: usize,
+    digest: Hasher,
+}
+
+impl ReceivedTextDigest {
+    pub(super) fn add(&mut self, more: &str) {
+        self.bytes += more.len();
+        self.digest.update(more.as_bytes());
+    }
+
+    pub(super) const fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// Returns the part of `whole` after the received text, if `whole` begins with that text.
+    pub(super) fn rest<'w>(&self, whole: &'w str) -> Option<&'w str> {
+        let (begin, rest) = whole.split_at_checked(self.bytes)?;
+        (crc32fast::hash(begin.as_bytes()) == self.digest.clone().finalize()).then_some(rest)
+    }
+
+    /// Returns whether `whole` is longer than the received text and does not continue it.
+    pub(super) fn differs(&self, whole: &str) -> bool {
+        whole.len() > self.bytes && self.rest(whole).is_none()
     }
 }
 
@@ -396,7 +427,7 @@ fn is_bare(json: &str) -> bool {
 }
 
 /// Returns whether this JSON is an empty object, which is the usual placeholder for an input that follows.
-fn is_empty_object(json: &str) -> bool {
+pub(super) fn is_empty_object(json: &str) -> bool {
     json.strip_prefix('{').is_some_and(|rest| rest.trim_start() == "}")
 }
 

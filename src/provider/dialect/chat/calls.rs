@@ -13,7 +13,10 @@ use crate::{
     message::ToolUseId,
     provider::{
         BlockStart, Delta, Fold, Part, ProviderError, ProviderErrorKind,
-        dialect::decoding::{DecodeResult, ImplicitResponseBlocks, MAX_CALLS, ResponseToolCallIds},
+        dialect::decoding::{
+            DecodeResult, ImplicitResponseBlocks, MAX_CALLS, ReceivedTextDigest, ResponseToolCallIds,
+            is_empty_object,
+        },
     },
 };
 
@@ -58,6 +61,10 @@ struct ChatCall {
     extra: Option<String>,
     signed: bool,
     json: JsonNesting,
+    /// The arguments so far, without a placeholder.
+    received: ReceivedTextDigest,
+    /// Whether a fragment repeated the arguments before it.
+    repetitive: bool,
     /// The chunk with the latest fragment of the call.
     chunk: u64,
 }
@@ -115,11 +122,7 @@ impl ChatCalls {
             }
             call.extra = Some(extra);
         }
-        let mut arguments = fragment.arguments;
-        if !call.json.begun() && arguments.trim() == "null" {
-            arguments = Cow::Borrowed("");
-        }
-        call.json.feed(&arguments);
+        let arguments = call.receive(fragment.arguments);
         if call.name.is_empty() {
             self.held += arguments.len();
             if self.held > Fold::LIMIT {
@@ -248,7 +251,12 @@ impl ChatCalls {
         deltas: &mut Vec<Delta>,
     ) -> DecodeResult {
         self.start_named(answer, blocks, deltas);
-        let nameless = self.list.iter().any(|call| call.block.is_none() && !call.held.trim().is_empty());
+        for call in &self.list {
+            if let (Some(index), true) = (call.block, call.has_placeholder()) {
+                deltas.push(Delta::Extend { index, part: Part::Input("{}".to_owned()) });
+            }
+        }
+        let nameless = self.list.iter().any(|call| call.block.is_none() && call.json.begun());
         self.list.retain(|call| call.block.is_some());
         if nameless && !cut {
             return Err(broken("a tool call has no name".to_owned()));
@@ -263,12 +271,49 @@ impl ChatCall {
     fn repeats(&self, name: &str) -> bool {
         self.name.is_empty() || (self.name == name && !self.json.is_complete())
     }
+
+    /// Returns whether the arguments so far are only an empty object, which other arguments may replace.
+    fn has_placeholder(&self) -> bool {
+        self.received.bytes() == 0 && self.json.begun()
+    }
+
+    /// Takes the arguments of a fragment, and returns the part that was not received yet. Some services first send `{}`
+    /// as a placeholder, send all arguments so far in each fragment, or repeat the complete arguments at the end.
+    fn receive<'f>(&mut self, arguments: Cow<'f, str>) -> Cow<'f, str> {
+        let text = arguments.trim();
+        if self.received.bytes() == 0 {
+            if text == "null" || text.is_empty() && self.json.begun() {
+                return Cow::Borrowed("");
+            }
+            if !text.is_empty() {
+                self.json = JsonNesting::default();
+            }
+            if is_empty_object(text) {
+                self.json.feed(text);
+                return Cow::Borrowed("");
+            }
+        } else if arguments.starts_with('{')
+            && let Some(rest) = self.received.rest(&arguments)
+            && (self.repetitive || !self.json.can_continue_with(&arguments))
+        {
+            self.repetitive = true;
+            let rest = rest.to_owned();
+            self.json.feed(&rest);
+            self.received.add(&rest);
+            return Cow::Owned(rest);
+        }
+        self.json.feed(&arguments);
+        self.received.add(&arguments);
+        arguments
+    }
 }
 
-/// Tracks JSON text just far enough to know when its outermost object is closed.
+/// Tracks JSON text just far enough to know when its outermost object is closed, and where an object may follow.
 #[derive(Default)]
 struct JsonNesting {
     depth: u32,
+    /// The last character outside of strings, except for white space.
+    last: u8,
     in_string: bool,
     escaped: bool,
     begun: bool,
@@ -287,6 +332,9 @@ impl JsonNesting {
                 b' ' | b'\t' | b'\r' | b'\n' => continue,
                 _ => {}
             }
+            if !self.in_string {
+                self.last = byte;
+            }
             self.begun = true;
         }
     }
@@ -297,6 +345,17 @@ impl JsonNesting {
 
     fn is_complete(&self) -> bool {
         self.begun && self.depth == 0 && !self.in_string
+    }
+
+    /// Returns whether the JSON text can continue with `object`, the beginning of an object. The object is then a nested
+    /// value or a part of a string.
+    fn can_continue_with(&self, object: &str) -> bool {
+        if self.in_string {
+            // The first quotation mark ends the string, so a separator has to follow.
+            let rest = object.split_once('"').map_or("", |(_, rest)| rest.trim_start());
+            return rest.is_empty() || rest.starts_with([':', ',', '}', ']']);
+        }
+        matches!(self.last, b':' | b'[') || self.last == b',' && self.depth > 1
     }
 }
 

@@ -1,9 +1,8 @@
 //! An item of a response, and the blocks that are created from it.
 
-use crc32fast::Hasher;
 use serde_json::{Map, Value};
 
-use crate::provider::{BlockStart, Delta, Part};
+use crate::provider::{BlockStart, Delta, Part, dialect::decoding::ReceivedTextDigest};
 
 /// The text between two parts in a thinking block.
 const GAP: &str = "\n\n";
@@ -495,36 +494,6 @@ fn kept_reasoning(item: &Value, of_block: Option<&str>) -> Option<String> {
         }
     }
     Some(Value::Object(kept).to_string())
-}
-
-/// The received text of a block, stored as its length and its digest. They are compared with the whole text that the
-/// service repeats at the end, so that the text itself need not be stored twice.
-#[derive(Clone, Debug, Default)]
-struct ReceivedTextDigest {
-    bytes: usize,
-    digest: Hasher,
-}
-
-impl ReceivedTextDigest {
-    fn add(&mut self, more: &str) {
-        self.bytes += more.len();
-        self.digest.update(more.as_bytes());
-    }
-
-    const fn bytes(&self) -> usize {
-        self.bytes
-    }
-
-    /// Returns the part of `whole` after the received text, if `whole` begins with that text.
-    fn rest<'w>(&self, whole: &'w str) -> Option<&'w str> {
-        let (begin, rest) = whole.split_at_checked(self.bytes)?;
-        (crc32fast::hash(begin.as_bytes()) == self.digest.clone().finalize()).then_some(rest)
-    }
-
-    /// Returns whether `whole` is longer than the received text and does not continue it.
-    fn differs(&self, whole: &str) -> bool {
-        whole.len() > self.bytes && self.rest(whole).is_none()
-    }
 }
 
 /// Returns the data that is needed, in addition to the name and the arguments, to send a call back unchanged. This data

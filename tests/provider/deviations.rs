@@ -1,0 +1,78 @@
+//! Deviations from the wire formats that users of other clients have reported. Each test replays the bytes of a report.
+
+#![allow(clippy::unwrap_used, reason = "helpers of tests")]
+
+use omni_agent::provider::Completion;
+use serde_json::{Value, json};
+
+use crate::wires::Wire;
+
+/// Returns a body with these events, each followed by a blank line.
+fn events(events: &[&str]) -> String {
+    events.iter().map(|event| format!("data: {event}\n\n")).collect()
+}
+
+/// Returns the names and the inputs of the tool uses of an answer.
+fn uses(answer: &Completion) -> Vec<(&str, &Value)> {
+    answer.message.tool_uses().map(|call| (call.name.as_str(), &call.input)).collect()
+}
+
+/// Returns the answer to a call whose arguments arrive in these fragments, in order.
+async fn called(fragments: &[&str], finish: &str) -> Completion {
+    let mut body = String::new();
+    for (at, arguments) in fragments.iter().enumerate() {
+        let function = if at == 0 {
+            json!({"name": "f", "arguments": arguments})
+        } else {
+            json!({"arguments": arguments})
+        };
+        let mut call = json!({"index": 0, "function": function});
+        if at == 0 {
+            call["id"] = json!("a");
+        }
+        let chunk = json!({"id": "c", "object": "chat.completion.chunk", "choices": [
+            {"index": 0, "delta": {"tool_calls": [call]}}]});
+        body += &events(&[&chunk.to_string()]);
+    }
+    let end = json!({"id": "c", "choices": [{"index": 0, "delta": {}, "finish_reason": finish}]});
+    Wire::Chat.answer(&(body + &events(&[&end.to_string(), "[DONE]"]))).await.unwrap()
+}
+
+#[tokio::test]
+async fn chat_arguments_sent_more_than_once_are_read_once() {
+    for fragments in [
+        &["{}", "{\"city\":\"Oslo\"}"][..],
+        &["{ }", "", "{\"city\":", "\"Oslo\"}"],
+        &["{}", "null", "{}", "{\"city\":\"Oslo\"}"],
+        &["{\"city\":", "\"Oslo\"}", "{\"city\":\"Oslo\"}"],
+        &["{\"city\":\"Oslo\"}", "{\"city\":\"Oslo\"}"],
+        &["{\"ci", "{\"city\":\"O", "{\"city\":\"O", "{\"city\":\"Oslo\"}", "{\"city\":\"Oslo\"}"],
+        &["{", "{\"city\":", "{\"city\":\"Oslo\"}"],
+        &["{\"", "{\"city\":\"Oslo\"}"],
+    ] {
+        let answer = called(fragments, "tool_calls").await;
+        assert_eq!(uses(&answer), [("f", &json!({"city": "Oslo"}))], "{fragments:?}");
+    }
+}
+
+#[tokio::test]
+async fn chat_fragment_that_resembles_the_arguments_so_far_is_appended() {
+    for fragments in [
+        &["{\"not\":", "{\"not\":{}}}"][..],
+        &["{\"a\":[", "{\"a\":[1]}", "]}"],
+        &["{\"a\":[{\"b\":1},", "{\"a\":[{\"b\":1},2]}]}"],
+        &["{\"", "{\":1}"],
+        &["{\"a\":\"", "{\\\"a\\\":\\\"\"}"],
+    ] {
+        let answer = called(fragments, "tool_calls").await;
+        let whole: Value = serde_json::from_str(&fragments.concat()).unwrap();
+        assert_eq!(uses(&answer), [("f", &whole)], "{fragments:?}");
+    }
+}
+
+#[tokio::test]
+async fn chat_call_with_empty_arguments_is_complete_in_a_truncated_answer() {
+    let answer = called(&["{}"], "length").await;
+    let call = answer.message.tool_uses().next().unwrap();
+    assert_eq!((&call.input, call.malformed.as_deref()), (&json!({}), None));
+}

@@ -2,7 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
-use omni_agent::provider::Completion;
+use omni_agent::provider::{Completion, StopReason};
 use serde_json::{Value, json};
 
 use crate::wires::Wire;
@@ -75,4 +75,24 @@ async fn chat_call_with_empty_arguments_is_complete_in_a_truncated_answer() {
     let answer = called(&["{}"], "length").await;
     let call = answer.message.tool_uses().next().unwrap();
     assert_eq!((&call.input, call.malformed.as_deref()), (&json!({}), None));
+}
+
+#[tokio::test]
+async fn responses_call_under_several_ids_is_one_call() {
+    let reasoning = r#"{"id":"msg_R","type":"reasoning","summary":[],"content":[{"type":"reasoning_text","text":"Hm."}]}"#;
+    let body = events(&[
+        r#"{"type":"response.output_item.added","output_index":0,"item":{"id":"msg_R","type":"reasoning","summary":[]}}"#,
+        r#"{"type":"response.reasoning_text.delta","item_id":"msg_R","output_index":0,"content_index":0,"delta":"Hm."}"#,
+        &format!(r#"{{"type":"response.output_item.done","output_index":0,"item":{reasoning}}}"#),
+        r#"{"type":"response.output_item.added","output_index":1,"item":{"id":"msg_R","type":"function_call","call_id":"call_A","name":"f","arguments":""}}"#,
+        r#"{"type":"response.function_call_arguments.delta","item_id":"fc_X","output_index":1,"delta":"{\"a\":1}"}"#,
+        r#"{"type":"response.function_call_arguments.done","item_id":"fc_X","output_index":2,"arguments":"{\"a\":1}","name":"f"}"#,
+        r#"{"type":"response.output_item.done","output_index":2,"item":{"id":null,"item_id":"fc_X","type":"function_call","call_id":"fc_Y","name":"f","arguments":"{\"a\":1}"}}"#,
+        &format!(
+            r#"{{"type":"response.completed","response":{{"id":"r","status":"completed","output":[{reasoning},{{"id":"fc_Z","type":"function_call","call_id":"call_Z","name":"f","arguments":"{{\"a\":1}}"}}]}}}}"#
+        ),
+    ]);
+    let answer = Wire::Responses.answer(&body).await.unwrap();
+    assert_eq!(uses(&answer), [("f", &json!({"a": 1}))]);
+    assert_eq!((answer.message.content.len(), answer.stop_reason), (2, StopReason::ToolUse));
 }

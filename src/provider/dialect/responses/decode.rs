@@ -22,6 +22,7 @@ use crate::{
             decoding::{DecodeResult, ResponseMetadata, bad, may_be_own, parse, tamed},
             error::{self, is_error},
             lenient::{LatestUsage, LenientCount, LenientText, ReportedUsage},
+            names::hash,
         },
     },
 };
@@ -377,7 +378,7 @@ impl ResponsesItems {
             self.ids.insert(place.id.to_owned(), at);
         }
         let call_id = call_id.to_owned();
-        self.items.push(ResponsesItem { index: place.index, call_id, done: false, state });
+        self.items.push(ResponsesItem { index: place.index, alias: None, call_id, done: false, state });
         self.check_blocks()?;
         Ok(at)
     }
@@ -393,7 +394,12 @@ impl ResponsesItems {
         let at = self.ids.get(place.id).copied().or_else(|| self.unnamed(place, kind));
         match at {
             Some(at) if self.items[at].done => Ok(None),
-            Some(at) if self.items[at].kind() == kind => Ok(Some(at)),
+            Some(at) if self.items[at].kind() == kind => {
+                if !place.id.is_empty() && !self.ids.contains_key(place.id) {
+                    self.items[at].alias = Some(hash(place.id));
+                }
+                Ok(Some(at))
+            }
             Some(at) => {
                 let is = self.items[at].kind().name();
                 Err(broken(format!("a delta of {} for an item that is {is}", kind.name())))
@@ -410,13 +416,18 @@ impl ResponsesItems {
     }
 
     /// Finds the item for an unknown id. Some services give an item another id in each event but always the same index.
-    /// Other services send neither ids nor indices, or give all items the same index.
+    /// Other services send neither ids nor indices, or give all items the same index. vLLM may announce an item under
+    /// one id and one index, but send the rest under another id, of which only the first event has the same index.
     fn unnamed(&self, place: ResponsesItemRef<'_>, kind: ResponsesItemKind) -> Option<usize> {
         let fits = |item: &ResponsesItem| item.kind() == kind && !item.done;
         let at_index = self.items.iter().rposition(|item| place.index.is_some() && item.index == place.index);
         at_index
             .filter(|at| place.id.is_empty() || fits(&self.items[*at]))
             .or_else(|| self.items.iter().rposition(fits).filter(|_| place.index.is_none()))
+            .or_else(|| {
+                let alias = Some(hash(place.id)).filter(|_| !place.id.is_empty());
+                self.items.iter().rposition(|item| fits(item) && alias.is_some() && item.alias == alias)
+            })
     }
 
     /// Appends text to a message.
@@ -512,7 +523,9 @@ impl ResponsesItems {
 
     /// Completes an item, and emits the data that was not emitted yet.
     fn complete(&mut self, whole: &Value, index: Option<u64>, deltas: &mut Vec<Delta>) -> DecodeResult {
-        let place = ResponsesItemRef { id: text(whole, "id"), index };
+        // vLLM sends the id of some items as `item_id`.
+        let id = ["id", "item_id"].map(|key| text(whole, key)).into_iter().find(|id| !id.is_empty());
+        let place = ResponsesItemRef { id: id.unwrap_or_default(), index };
         let kind = ResponsesItemKind::of(whole);
         let named = self.named(whole).or_else(|| self.unnamed(place, kind));
         let at = named.filter(|at| self.items[*at].kind() == kind);
@@ -593,12 +606,13 @@ impl ResponsesItems {
         Ok(())
     }
 
-    /// Returns the streamed item with the same id. Two items with the same id but different call ids are different
-    /// items.
+    /// Returns the streamed item with the same id. Two items with the same id but different kinds or call ids are
+    /// different items.
     fn named(&self, whole: &Value) -> Option<usize> {
         let at = self.ids.get(text(whole, "id")).copied()?;
         let (known, given) = (self.items[at].call_id.as_str(), text(whole, "call_id"));
-        (known.is_empty() || given.is_empty() || known == given).then_some(at)
+        let same = known.is_empty() || given.is_empty() || known == given;
+        (same && self.items[at].kind() == ResponsesItemKind::of(whole)).then_some(at)
     }
 
     /// Returns the streamed item with the same item id or the same call id.

@@ -80,6 +80,8 @@ impl ResponsesItemKind {
 pub(super) struct ResponsesItem {
     /// The position of the item in the output, if the service sends it.
     pub(super) index: Option<u64>,
+    /// The hash of the last id that was not the item's own but belonged to an event at the item's index.
+    pub(super) alias: Option<u64>,
     /// The id with which a result refers to a function call. Empty for other items.
     pub(super) call_id: String,
     /// Whether the end of the item was received. Later content belongs to another item.

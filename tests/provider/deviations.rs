@@ -96,3 +96,27 @@ async fn responses_call_under_several_ids_is_one_call() {
     assert_eq!(uses(&answer), [("f", &json!({"a": 1}))]);
     assert_eq!((answer.message.content.len(), answer.stop_reason), (2, StopReason::ToolUse));
 }
+
+#[tokio::test]
+async fn responses_text_after_the_end_of_its_item_is_kept() {
+    let item = |text: &str| json!({"id": "m", "type": "message", "content": [{"type": "output_text", "text": text}]});
+    let delta = |text: &str| {
+        json!({"type": "response.output_text.delta", "item_id": "m", "output_index": 0, "content_index": 0,
+            "delta": text})
+    };
+    let all = [
+        json!({"type": "response.output_item.added", "output_index": 0,
+            "item": {"id": "m", "type": "message", "content": []}}),
+        delta("1"),
+        json!({"type": "response.output_text.done", "item_id": "m", "output_index": 0, "content_index": 0, "text": "1"}),
+        json!({"type": "response.output_item.done", "output_index": 0, "item": item("1")}),
+        delta("\n2\n3"),
+        json!({"type": "response.completed", "response": {"id": "r", "status": "completed",
+            "output": [item("1\n2\n3")]}}),
+    ];
+    let answer = Wire::Responses
+        .answer(&events(&all.each_ref().map(Value::to_string).each_ref().map(String::as_str)))
+        .await;
+    let answer = answer.unwrap();
+    assert_eq!((answer.message.text().as_str(), answer.warnings.len()), ("1\n2\n3", 0));
+}

@@ -533,13 +533,15 @@ impl ResponsesItems {
             Some(at) => at,
             None => self.push(whole, place, deltas)?,
         };
-        self.fill(at, whole, deltas)
+        if self.items[at].is_settled() { Ok(()) } else { self.fill(at, whole, deltas) }
     }
 
-    /// Adds the data of a complete item to the known item at this position.
+    /// Adds the data of a complete item to the known item at this position. If the item is a message that has ended,
+    /// only text that is still missing is added.
     fn fill(&mut self, at: usize, whole: &Value, deltas: &mut Vec<Delta>) -> DecodeResult {
         let item = &mut self.items[at];
-        if item.is_settled() || item.kind() != ResponsesItemKind::of(whole) {
+        let kind = item.kind();
+        if item.is_settled() && kind != ResponsesItemKind::Message || kind != ResponsesItemKind::of(whole) {
             return Ok(());
         }
         check_count("parts", list(whole, "content"))?;

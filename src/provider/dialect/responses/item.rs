@@ -103,8 +103,16 @@ pub(super) enum ResponsesItemState {
 pub(super) struct ResponsesMessagePart {
     /// The index of the part on the wire.
     index: u64,
-    block: usize,
+    /// The block that grows. `None` if the message has ended.
+    block: Option<usize>,
     received: ReceivedTextDigest,
+}
+
+impl ResponsesMessagePart {
+    /// Returns the block that grows. If the message has ended, starts a new block.
+    fn block(&mut self, blocks: &mut ResponsesBlockEmitter<'_>) -> usize {
+        *self.block.get_or_insert_with(|| blocks.start(BlockStart::Text))
+    }
 }
 
 /// A function call. Its block starts when its name is known.
@@ -199,16 +207,16 @@ pub(super) fn grow_message(
         None => sections.len().checked_sub(1),
     };
     let at = at.unwrap_or_else(|| {
-        let block = blocks.start(BlockStart::Text);
         sections.push(ResponsesMessagePart {
             index: index.unwrap_or(0),
-            block,
+            block: None,
             received: ReceivedTextDigest::default(),
         });
         sections.len() - 1
     });
     sections[at].received.add(&more);
-    blocks.extend(sections[at].block, Part::Text(more));
+    let block = sections[at].block(blocks);
+    blocks.extend(block, Part::Text(more));
 }
 
 /// Appends the part of a section's complete text that was not received yet.
@@ -220,7 +228,13 @@ pub(super) fn complete_section(
 ) -> RepeatedTextMatch {
     match sections.iter_mut().rfind(|section| index.is_none_or(|index| section.index == index)) {
         Some(section) if section.received.differs(whole) => return RepeatedTextMatch::Differs,
-        Some(section) => blocks.append_rest(section.block, &mut section.received, whole, Part::Text),
+        Some(section) => {
+            if let Some(rest) = section.received.rest(whole).filter(|rest| !rest.is_empty()) {
+                section.received.add(rest);
+                let block = section.block(blocks);
+                blocks.extend(block, Part::Text(rest.to_owned()));
+            }
+        }
         None if whole.is_empty() => {}
         None => grow_message(sections, index, whole.to_owned(), blocks),
     }
@@ -260,13 +274,13 @@ pub(super) fn complete_message(
     }
     for (index, part) in (0..).zip(parts) {
         if let Some(section) = sections.iter().find(|section| section.index == index)
-            && let Some(signature) = signature(part, item)
+            && let Some((block, signature)) = section.block.zip(signature(part, item))
         {
-            blocks.extend(section.block, Part::Signature(signature));
+            blocks.extend(block, Part::Signature(signature));
         }
     }
-    for section in sections {
-        blocks.end(section.block);
+    for block in sections.iter_mut().filter_map(|section| section.block.take()) {
+        blocks.end(block);
     }
     repetition
 }

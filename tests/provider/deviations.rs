@@ -2,7 +2,10 @@
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
-use omni_agent::provider::{Completion, StopReason};
+use omni_agent::{
+    message::Content,
+    provider::{Completion, StopReason},
+};
 use serde_json::{Value, json};
 
 use crate::wires::Wire;
@@ -119,4 +122,84 @@ async fn responses_text_after_the_end_of_its_item_is_kept() {
         .await;
     let answer = answer.unwrap();
     assert_eq!((answer.message.text().as_str(), answer.warnings.len()), ("1\n2\n3", 0));
+}
+
+#[tokio::test]
+async fn responses_index_of_a_part_that_was_not_announced_continues_the_open_part() {
+    let part = r#"{"type":"output_text","text":"Hello world","annotations":[]}"#;
+    let item = format!(r#"{{"id":"u","type":"message","content":[{part}]}}"#);
+    let announced = r#"{"type":"response.content_part.added","item_id":"u","output_index":0,"content_index":0,"part":{"type":"output_text","text":""}}"#;
+    for announced in [None, Some(announced)] {
+        let mut all = vec![
+            r#"{"type":"response.output_item.added","output_index":0,"item":{"id":"u","type":"message","content":[]}}"#.to_owned(),
+        ];
+        all.extend(announced.map(ToOwned::to_owned));
+        all.extend([
+            r#"{"type":"response.output_text.delta","item_id":"u","output_index":0,"content_index":1,"delta":"Hello"}"#.to_owned(),
+            r#"{"type":"response.output_text.delta","item_id":"u","output_index":0,"content_index":2,"delta":" world"}"#.to_owned(),
+            r#"{"type":"response.output_text.done","item_id":"u","output_index":0,"content_index":3,"text":"Hello world"}"#.to_owned(),
+            format!(r#"{{"type":"response.output_item.done","output_index":0,"item":{item}}}"#),
+            format!(r#"{{"type":"response.completed","response":{{"id":"r","status":"completed","output":[{item}]}}}}"#),
+        ]);
+        let all: Vec<&str> = all.iter().map(String::as_str).collect();
+        let answer = Wire::Responses.answer(&events(&all)).await.unwrap();
+        assert_eq!((answer.message.text().as_str(), answer.message.content.len()), ("Hello world", 1));
+        assert!(answer.warnings.is_empty(), "{:?}", answer.warnings);
+    }
+}
+
+#[tokio::test]
+async fn responses_reasoning_with_a_new_index_in_each_delta_has_no_gaps() {
+    let delta = |part: u32, text: &str| {
+        format!(
+            r#"{{"type":"response.reasoning_text.delta","item_id":"u","output_index":0,"content_index":{part},"delta":"{text}"}}"#
+        )
+    };
+    let announced = |part: u32| {
+        format!(
+            r#"{{"type":"response.content_part.added","item_id":"u","output_index":0,"content_index":{part},"part":{{"type":"reasoning_text"}}}}"#
+        )
+    };
+    for (all, expected) in [
+        (vec![delta(1, "We"), delta(2, " wait"), delta(3, ".")], "We wait."),
+        (vec![announced(0), delta(0, "One."), announced(1), delta(1, "Two.")], "One.\n\nTwo."),
+    ] {
+        let mut body = events(&[
+            r#"{"type":"response.output_item.added","output_index":0,"item":{"id":"u","type":"reasoning","summary":[]}}"#,
+        ]);
+        body += &events(&all.iter().map(String::as_str).collect::<Vec<_>>());
+        body += &events(&[
+            r#"{"type":"response.completed","response":{"id":"r","status":"completed","output":[]}}"#,
+        ]);
+        let answer = Wire::Responses.answer(&body).await.unwrap();
+        let [Content::Thinking(thinking)] = &answer.message.content[..] else { panic!("{answer:?}") };
+        assert_eq!(thinking.text, expected);
+    }
+}
+
+#[tokio::test]
+async fn responses_announced_parts_stay_separate() {
+    let part = |at: u32, text: &str| {
+        [
+            format!(
+                r#"{{"type":"response.content_part.added","item_id":"u","output_index":0,"content_index":{at},"part":{{"type":"output_text"}}}}"#
+            ),
+            format!(
+                r#"{{"type":"response.output_text.delta","item_id":"u","output_index":0,"content_index":{at},"delta":"{text}"}}"#
+            ),
+            format!(
+                r#"{{"type":"response.output_text.done","item_id":"u","output_index":0,"content_index":{at},"text":"{text}"}}"#
+            ),
+        ]
+    };
+    let mut body = events(&[
+        r#"{"type":"response.output_item.added","output_index":0,"item":{"id":"u","type":"message","content":[]}}"#,
+    ]);
+    body +=
+        &events(&[part(0, "One."), part(1, "Two.")].concat().iter().map(String::as_str).collect::<Vec<_>>());
+    body += &events(&[
+        r#"{"type":"response.completed","response":{"id":"r","status":"completed","output":[{"id":"u","type":"message","content":[{"type":"output_text","text":"One."},{"type":"output_text","text":"Two."}]}]}}"#,
+    ]);
+    let answer = Wire::Responses.answer(&body).await.unwrap();
+    assert_eq!((answer.message.text().as_str(), answer.message.content.len()), ("One.Two.", 2));
 }

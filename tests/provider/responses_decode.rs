@@ -502,8 +502,22 @@ fn decode_endless_items_parts_and_early_arguments_are_an_error() {
         flood(|_| done(0, json!({"type": "message", "content": many})), 1),
         flood(|n| added(n, json!({"id": n.to_string(), "type": "message"})), 5000),
         flood(|n| added(0, json!({"id": n.to_string(), "type": "new_kind"})), 5000),
+        // Without the first event, the item is unknown, and without the second, each delta continues the same part.
         flood(
-            |n| json!({"type": "response.output_text.delta", "item_id": "m", "content_index": n, "delta": "x"}),
+            |n| match n % 2 {
+                _ if n == 0 => added(0, json!({"id": "m", "type": "message"})),
+                1 => json!({"type": "response.content_part.added", "item_id": "m", "content_index": n / 2}),
+                _ => {
+                    json!({"type": "response.output_text.delta", "item_id": "m", "content_index": n / 2 - 1, "delta": "x"})
+                }
+            },
+            10_000,
+        ),
+        flood(
+            |n| match n {
+                0 => added(0, json!({"id": "m", "type": "message"})),
+                n => json!({"type": "response.content_part.added", "item_id": "m", "content_index": n}),
+            },
             5000,
         ),
         flood(|n| delta("output_text", n, &n.to_string(), "x"), 5000),

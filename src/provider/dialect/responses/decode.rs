@@ -182,6 +182,9 @@ impl ResponsesDecoder {
                 let (part, more) = (event.content_index.0, event.delta.as_str());
                 self.answer.reasoning(event.place(), ResponsesReasoningKind::Content, part, more, deltas)
             }
+            "response.content_part.added" | "response.reasoning_part.added" => {
+                self.answer.announce(event.place(), event.content_index.0)
+            }
             "response.output_text.done" => {
                 self.answer.whole_text(event.place(), event.content_index.0, event.text.as_str(), deltas)
             }
@@ -428,6 +431,24 @@ impl ResponsesItems {
                 let alias = Some(hash(place.id)).filter(|_| !place.id.is_empty());
                 self.items.iter().rposition(|item| fits(item) && alias.is_some() && item.alias == alias)
             })
+    }
+
+    /// Announces a part of a message or of the readable reasoning.
+    fn announce(&mut self, place: ResponsesItemRef<'_>, part: Option<u64>) -> DecodeResult {
+        let at_index =
+            || self.items.iter().rposition(|item| place.index.is_some() && item.index == place.index);
+        let at = self.ids.get(place.id).copied().or_else(at_index);
+        match (at.map(|at| &mut self.items[at].state), part) {
+            (Some(ResponsesItemState::Message(sections)), Some(part)) => {
+                if sections.len() >= Fold::MAX_BLOCKS {
+                    return Err(broken(format!("more than {} parts in one message", Fold::MAX_BLOCKS)));
+                }
+                item::announce_part(sections, part);
+            }
+            (Some(ResponsesItemState::Reasoning(reasoning)), _) => reasoning.announced = part,
+            _ => {}
+        }
+        Ok(())
     }
 
     /// Appends text to a message.

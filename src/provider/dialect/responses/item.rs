@@ -103,13 +103,23 @@ pub(super) enum ResponsesItemState {
 pub(super) struct ResponsesMessagePart {
     /// The index of the part on the wire.
     index: u64,
-    /// The block that grows. `None` if the message has ended.
+    /// The index in the latest delta. vLLM raises the index with each delta.
+    latest: u64,
+    /// The block that grows. `None` before the first text, and after the end of the message.
     block: Option<usize>,
     received: ReceivedTextDigest,
 }
 
 impl ResponsesMessagePart {
-    /// Returns the block that grows. If the message has ended, starts a new block.
+    fn new(index: u64) -> Self {
+        Self { index, latest: index, block: None, received: ReceivedTextDigest::default() }
+    }
+
+    fn has_index(&self, index: u64) -> bool {
+        self.index == index || self.latest == index
+    }
+
+    /// Returns the block that grows, which is started if there is none.
     fn block(&mut self, blocks: &mut ResponsesBlockEmitter<'_>) -> usize {
         *self.block.get_or_insert_with(|| blocks.start(BlockStart::Text))
     }
@@ -189,33 +199,38 @@ impl ResponsesItem {
             && match &self.state {
                 ResponsesItemState::Reasoning(reasoning) => reasoning.has_ended(),
                 ResponsesItemState::Call(call) => call.is_emitted(),
-                ResponsesItemState::Message(sections) => !sections.is_empty(),
+                ResponsesItemState::Message(sections) => {
+                    sections.iter().any(|section| section.received.bytes() > 0)
+                }
                 ResponsesItemState::Opaque { .. } => true,
             }
     }
 }
 
-/// Appends text to a part of a message. `index` is the index of the part, if the service sends it.
+/// Adds a part that the service announces.
+pub(super) fn announce_part(sections: &mut Vec<ResponsesMessagePart>, index: u64) {
+    if sections.iter().all(|section| section.index != index) {
+        sections.push(ResponsesMessagePart::new(index));
+    }
+}
+
+/// Appends text to a part of a message. `index` is the index of the part, if the service sends it. An index that was not
+/// announced continues the last part.
 pub(super) fn grow_message(
     sections: &mut Vec<ResponsesMessagePart>,
     index: Option<u64>,
     more: String,
     blocks: &mut ResponsesBlockEmitter<'_>,
 ) {
-    let at = match index {
-        Some(index) => sections.iter().rposition(|section| section.index == index),
-        None => sections.len().checked_sub(1),
-    };
-    let at = at.unwrap_or_else(|| {
-        sections.push(ResponsesMessagePart {
-            index: index.unwrap_or(0),
-            block: None,
-            received: ReceivedTextDigest::default(),
-        });
-        sections.len() - 1
+    let at = index.and_then(|index| sections.iter().rposition(|section| section.has_index(index)));
+    let at = at.or(sections.len().checked_sub(1)).unwrap_or_else(|| {
+        announce_part(sections, index.unwrap_or(0));
+        0
     });
-    sections[at].received.add(&more);
-    let block = sections[at].block(blocks);
+    let section = &mut sections[at];
+    section.latest = index.unwrap_or(section.latest);
+    section.received.add(&more);
+    let block = section.block(blocks);
     blocks.extend(block, Part::Text(more));
 }
 
@@ -226,7 +241,10 @@ pub(super) fn complete_section(
     whole: &str,
     blocks: &mut ResponsesBlockEmitter<'_>,
 ) -> RepeatedTextMatch {
-    match sections.iter_mut().rfind(|section| index.is_none_or(|index| section.index == index)) {
+    let known = sections.iter().rposition(|section| index.is_none_or(|index| section.has_index(index)));
+    let continued = || sections.last().and_then(|section| section.received.rest(whole));
+    let at = known.or_else(|| continued().and(sections.len().checked_sub(1)));
+    match at.map(|at| &mut sections[at]) {
         Some(section) if section.received.differs(whole) => return RepeatedTextMatch::Differs,
         Some(section) => {
             if let Some(rest) = section.received.rest(whole).filter(|rest| !rest.is_empty()) {
@@ -236,7 +254,10 @@ pub(super) fn complete_section(
             }
         }
         None if whole.is_empty() => {}
-        None => grow_message(sections, index, whole.to_owned(), blocks),
+        None => {
+            announce_part(sections, index.unwrap_or(0));
+            grow_message(sections, index, whole.to_owned(), blocks);
+        }
     }
     RepeatedTextMatch::Fits
 }
@@ -266,6 +287,7 @@ pub(super) fn complete_message(
         };
         if sections.iter().all(continued) {
             for (index, whole) in (0..).zip(&texts) {
+                announce_part(sections, index);
                 complete_section(sections, Some(index), whole, blocks);
             }
         } else {
@@ -405,6 +427,8 @@ pub(super) struct ResponsesReasoningItem {
     /// block contains the kind that arrives first.
     shown: Option<ResponsesReasoningKind>,
     part: Option<u64>,
+    /// The last part of the reasoning itself that the service announced.
+    pub(super) announced: Option<u64>,
     received: ReceivedTextDigest,
     ended: bool,
 }
@@ -442,7 +466,9 @@ impl ResponsesReasoningItem {
         if more.is_empty() || *self.shown.get_or_insert(shown) != shown {
             return;
         }
-        let next = part.is_some() && self.part.is_some() && part != self.part;
+        // vLLM raises the index of the reasoning itself with each delta.
+        let announced = shown == ResponsesReasoningKind::Summary || part == self.announced;
+        let next = part.is_some() && self.part.is_some() && part != self.part && announced;
         self.part = part.or(self.part);
         let gap = if next && self.received.bytes() > 0 { GAP } else { "" };
         let more = format!("{gap}{more}");

@@ -4,7 +4,7 @@
 
 use omni_agent::{
     message::Content,
-    provider::{Completion, StopReason},
+    provider::{Completion, ProviderErrorKind, StopReason},
 };
 use serde_json::{Value, json};
 
@@ -202,4 +202,40 @@ async fn responses_announced_parts_stay_separate() {
     ]);
     let answer = Wire::Responses.answer(&body).await.unwrap();
     assert_eq!((answer.message.text().as_str(), answer.message.content.len()), ("One.Two.", 2));
+}
+
+#[tokio::test]
+async fn gemini_error_without_the_name_of_a_field_is_reported() {
+    let body = "data: {\"candidates\":[{\"content\":{\"parts\":[{\"text\":\"Hel\"}]}}]}\n\n{\n  \"error\": {\n    \
+                \"code\": 429,\n    \"message\": \"Resource exhausted. Please try again later.\",\n    \"status\": \
+                \"RESOURCE_EXHAUSTED\"\n  }\n}\n";
+    for end in ["", "\n"] {
+        let error = Wire::Gemini.answer(&format!("{body}{end}")).await.unwrap_err();
+        assert_eq!(error.kind, ProviderErrorKind::RateLimit, "{error}");
+    }
+}
+
+#[tokio::test]
+async fn chat_error_in_a_field_named_error_is_reported() {
+    let report = r#"{"code":400,"message":"the request exceeds the available context size. try increasing the context size or enable context shift","type":"invalid_request_error"}"#;
+    for begun in [vec![], Wire::Chat.text(&["Hel"])] {
+        let begun: String = begun.iter().map(|event| Wire::Chat.frame(event)).collect();
+        let error =
+            Wire::Chat.answer(&format!("{begun}error: {report}\n\ndata: [DONE]\n\n")).await.unwrap_err();
+        assert_eq!(error.kind, ProviderErrorKind::ContextTooLong, "{error}");
+    }
+}
+
+#[tokio::test]
+async fn chat_chunk_without_the_name_of_a_field_is_read() {
+    let last = r#"{"id":"c","choices":[{"index":0,"delta":{},"finish_reason":"length"}]}"#;
+    let text = events(&[r#"{"id":"c","choices":[{"index":0,"delta":{"content":"Hello"}}]}"#]);
+    for end in ["\n", "\n\n", "\n: keep-alive\n"] {
+        let answer = Wire::Chat.answer(&format!("{text}{last}{end}data: [DONE]\n\n")).await.unwrap();
+        assert_eq!(
+            (answer.message.text(), answer.stop_reason),
+            ("Hello".to_owned(), StopReason::Length),
+            "{end:?}"
+        );
+    }
 }

@@ -92,6 +92,14 @@ fn sse_unknown_fields_and_similar_names_are_ignored() {
 }
 
 #[test]
+fn sse_lines_without_the_name_of_a_field_are_data_if_the_first_begins_with_a_brace() {
+    let body =
+        b"}\ndata: 1\n\n{\n: comment\n  \"a\": 1\n}\n\n}\ndata: 2\n{}\n\nerror: x\n\nerror\ndata: 3\n\n";
+    let expected = [("", "1"), ("", "{\n  \"a\": 1\n}"), ("", "2\n{}"), ("error", "x"), ("", "3")];
+    assert_eq!(sse(body), expected.map(|(event, data)| (event.to_owned(), data.to_owned())));
+}
+
+#[test]
 fn sse_line_ends_of_all_kinds_give_the_same_events() {
     for end in ["\n", "\r", "\r\n"] {
         let body = ["event: x", "data: 1", "data: 2", "", "data: 3", "", ""].join(end);

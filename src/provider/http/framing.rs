@@ -1,8 +1,11 @@
 //! Splits the bytes of a response into events. Performs no I/O.
 //!
-//! Server-sent events follow the WHATWG HTML standard, section 9.2 ("Server-sent events"), with one exception. If the
+//! Server-sent events follow the WHATWG HTML standard, section 9.2 ("Server-sent events"), with two exceptions. If the
 //! body ends before the blank line that completes an event, the standard discards this event. [`Framer`] returns it,
-//! since some services omit the last blank line. The decoder can detect whether the event is complete.
+//! since some services omit the last blank line. The decoder can detect whether the event is complete. The standard also
+//! discards lines without a known field. [`Framer`] reads the field `error`, with which llama.cpp reports failures, as
+//! the data of an event named `error`. A line that begins with a brace is data, together with the lines up to the next
+//! blank line: Gemini sends errors and GPUStack sends chunks in this form.
 //!
 //! The crate `eventsource-stream` takes ten times as long per event, panics on a byte-order mark and buffers without a
 //! limit. It is the oracle of the tests.
@@ -83,6 +86,8 @@ pub struct Framer {
 
     event: SseFieldValue,
     data: SseFieldValue,
+    /// Whether a line of the event began with a brace, so that all of its lines are data.
+    bare: bool,
     /// Whether the frame in `event` and `data` has been returned.
     dispatched: bool,
 }
@@ -145,6 +150,7 @@ impl Framer {
             before: PrecedingInput::Nothing,
             event: SseFieldValue::default(),
             data: SseFieldValue::default(),
+            bare: false,
             dispatched: false,
         }
     }
@@ -246,6 +252,7 @@ impl Framer {
             FramedLinePlace::Own => &self.line[..],
         };
         if bytes.is_empty() {
+            self.bare = false;
             return Ok(true);
         }
         let (field, value) = if let Some(value) = value_of(bytes, b"data") {
@@ -253,6 +260,13 @@ impl Framer {
         } else if let Some(value) = value_of(bytes, b"event") {
             self.event.clear();
             (&mut self.event, value)
+        } else if let Some(value) = value_of(bytes, b"error").filter(|value| !value.is_empty()) {
+            self.event.clear();
+            self.event.append_own(&[], b"error");
+            (&mut self.data, value)
+        } else if bytes.starts_with(b"{") || self.bare && !bytes.starts_with(b":") {
+            self.bare = true;
+            (&mut self.data, bytes)
         } else {
             // The line is a comment, `id`, `retry`, or a field that the standard does not define. Only its encoding is
             // checked.

@@ -239,3 +239,27 @@ async fn chat_chunk_without_the_name_of_a_field_is_read() {
         );
     }
 }
+
+#[tokio::test]
+async fn chat_choices_with_the_same_index_are_merged() {
+    let call = r#"[{"id":"a","type":"function","function":{"name":"f","arguments":"{}"}}]"#;
+    let whole = format!(
+        r#"{{"choices":[{{"message":{{"role":"assistant","content":"I look."}},"finish_reason":"tool_calls"}},{{"message":{{"role":"assistant","tool_calls":{call}}},"finish_reason":"tool_calls"}}]}}"#
+    );
+    let chunk = format!(
+        r#"{{"choices":[{{"index":0,"delta":{{"content":"I look."}}}},{{"index":0,"delta":{{"tool_calls":{call}}},"finish_reason":"tool_calls"}}]}}"#
+    );
+    for body in [whole, events(&[&chunk, "[DONE]"])] {
+        let answer = Wire::Chat.answer(&body).await.unwrap();
+        assert_eq!(
+            (answer.message.text().as_str(), uses(&answer)),
+            ("I look.", vec![("f", &json!({}))]),
+            "{body}"
+        );
+        assert_eq!(
+            (answer.stop_reason.clone(), &answer.warnings[..]),
+            (StopReason::ToolUse, &[][..]),
+            "{body}"
+        );
+    }
+}

@@ -3,6 +3,8 @@
 use std::{
     collections::{HashMap, HashSet},
     fmt,
+    iter::Flatten,
+    vec,
 };
 
 use crc32fast::Hasher;
@@ -232,29 +234,29 @@ pub(super) struct ResponseAlternatives {
 }
 
 impl ResponseAlternatives {
-    /// Returns the part of an event that belongs to the chosen response. The first part of another response causes a
-    /// warning.
+    /// Returns the parts of an event that belong to the chosen response. GitHub Copilot divides one response into
+    /// several parts with the same index. The first part of another response causes a warning.
     pub(super) fn pick<T>(
         &mut self,
-        parts: Vec<Option<T>>,
+        mut parts: Vec<Option<T>>,
         index: impl Fn(&T) -> LenientCount,
         deltas: &mut Vec<Delta>,
-    ) -> Option<T> {
+    ) -> Flatten<vec::IntoIter<Option<T>>> {
         // One event may contain several alternatives in any order, so the smallest index is chosen.
         if self.index.is_none() {
             self.index = parts.iter().flatten().map(|part| index(part).or_zero()).min();
         }
-        let mut picked = None;
-        for part in parts.into_iter().flatten() {
-            if picked.is_none() && self.index == Some(index(&part).or_zero()) {
-                picked = Some(part);
-            } else if !std::mem::replace(&mut self.warned, true) {
+        parts.retain(|part| {
+            let Some(part) = part else { return false };
+            let is_chosen = self.index == Some(index(part).or_zero());
+            if !is_chosen && !std::mem::replace(&mut self.warned, true) {
                 let warning =
                     "the service sent several alternative responses to one request: only the first is used";
                 deltas.push(Delta::warning(warning));
             }
-        }
-        picked
+            is_chosen
+        });
+        parts.into_iter().flatten()
     }
 }
 

@@ -204,13 +204,13 @@ impl ChatDecoder {
         }
         self.metadata.emit(NAME, "id", chunk.id.as_str(), chunk.model.as_str(), deltas);
         let choices = chunk.choices.unwrap_or_default();
-        let choice = self.alternatives.pick(choices, |choice| choice.index, deltas);
-        let Some(mut choice) = choice else {
-            self.emit_usage(usage, deltas);
-            return Ok(());
-        };
-        self.emit_usage(usage.or(choice.usage.take()), deltas);
-        self.choice(choice, data, deltas)
+        let mut choices = self.alternatives.pick(choices, |choice| choice.index, deltas);
+        let has_usage = usage.is_some();
+        self.emit_usage(usage, deltas);
+        choices.try_for_each(|mut choice| {
+            self.emit_usage(choice.usage.take().filter(|_| !has_usage), deltas);
+            self.choice(choice, data, deltas)
+        })
     }
 
     fn choice(&mut self, choice: ChatChoice<'_>, data: &str, deltas: &mut Vec<Delta>) -> DecodeResult {

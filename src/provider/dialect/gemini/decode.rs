@@ -206,10 +206,8 @@ impl GeminiDecoder {
             }
         }
         let candidates = chunk.candidates.unwrap_or_default();
-        match self.alternatives.pick(candidates, |candidate| candidate.index, deltas) {
-            Some(candidate) => self.candidate(candidate, data, deltas),
-            None => Ok(()),
-        }
+        let mut candidates = self.alternatives.pick(candidates, |candidate| candidate.index, deltas);
+        candidates.try_for_each(|candidate| self.candidate(candidate, data, deltas))
     }
 
     fn candidate(

@@ -263,3 +263,12 @@ async fn chat_choices_with_the_same_index_are_merged() {
         );
     }
 }
+
+#[tokio::test]
+async fn chat_empty_answer_whose_native_reason_is_a_failure_is_an_error() {
+    let end = r#"{"id":"c","choices":[{"index":0,"delta":{"role":"assistant","content":""},"finish_reason":"stop","native_finish_reason":"network_error"}]}"#;
+    let error = Wire::Chat.answer(&events(&[end, "[DONE]"])).await.unwrap_err();
+    assert_eq!((error.kind, error.retryable), (ProviderErrorKind::Service, true), "{error}");
+    let text = Wire::Chat.text(&["Hello"]).remove(0);
+    assert_eq!(Wire::Chat.answer(&events(&[&text, end, "[DONE]"])).await.unwrap().message.text(), "Hello");
+}

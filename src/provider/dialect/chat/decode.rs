@@ -64,6 +64,9 @@ struct ChatChoice<'a> {
     message: Option<Box<ChatDelta<'a>>>,
     #[serde(borrow, default)]
     finish_reason: LenientText<'a>,
+    /// The finish reason of the service to which OpenRouter forwarded the request.
+    #[serde(borrow, default)]
+    native_finish_reason: LenientText<'a>,
     #[serde(default)]
     error: Option<Box<Value>>,
     /// The usage, which Moonshot reports inside the choice.
@@ -227,7 +230,14 @@ impl ChatDecoder {
             }
             self.piece(*piece, deltas)?;
         }
-        match finish_reason(choice.finish_reason.as_str()) {
+        let reason = match finish_reason(choice.finish_reason.as_str()) {
+            // OpenRouter reports some failures of the underlying service as an empty response.
+            Ok(Some(StopReason::Stop)) if self.blocks.count == 0 && self.calls.is_empty() => {
+                finish_reason(choice.native_finish_reason.as_str()).map(|_| Some(StopReason::Stop))
+            }
+            reason => reason,
+        };
+        match reason {
             Ok(Some(reason)) => self.stop = Some(reason),
             // A response that arrives as a whole is complete, with or without a finish reason.
             Ok(None) if whole => self.stop = self.stop.take().or(Some(StopReason::Stop)),

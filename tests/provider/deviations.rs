@@ -272,3 +272,21 @@ async fn chat_empty_answer_whose_native_reason_is_a_failure_is_an_error() {
     let text = Wire::Chat.text(&["Hello"]).remove(0);
     assert_eq!(Wire::Chat.answer(&events(&[&text, end, "[DONE]"])).await.unwrap().message.text(), "Hello");
 }
+
+#[tokio::test]
+async fn data_that_keeps_the_connection_open_is_skipped() {
+    for wire in [Wire::Chat, Wire::Responses, Wire::Messages, Wire::Gemini] {
+        for idle in ["null", ": keepalive", ": OPENROUTER PROCESSING"] {
+            // An event of the Messages format is always an object, and `null` is not used to keep its streams open.
+            if (wire, idle) == (Wire::Messages, "null") {
+                continue;
+            }
+            let idle = format!("data: {idle}\n\n");
+            let all = [wire.begin(), wire.text(&["Hel", "lo"]), wire.end()].concat();
+            let body: String = all.iter().map(|event| idle.clone() + &wire.frame(event)).collect();
+            let answer = wire.answer(&body).await;
+            let answer = answer.unwrap_or_else(|error| panic!("{wire:?} {idle}: {error}"));
+            assert_eq!(answer.message.text(), "Hello", "{wire:?} {idle}");
+        }
+    }
+}

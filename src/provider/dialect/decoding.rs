@@ -309,8 +309,14 @@ impl StrayEvents {
     }
 }
 
-/// Skips data that cannot be parsed as an event, if its event has a name. This is for wire formats whose own events
-/// have no names.
+/// Returns whether data that is not an event only keeps the connection open. Some services send comments in data, and
+/// others send null.
+pub(super) fn is_keep_alive(data: &str) -> bool {
+    data == "null" || data.starts_with(':')
+}
+
+/// Skips data that cannot be parsed as an event, if it is a keep-alive or its event has a name. This is for wire formats
+/// whose own events have no names.
 ///
 /// # Errors
 ///
@@ -318,6 +324,9 @@ impl StrayEvents {
 /// `what` is the message of the error.
 pub(super) fn skip_unreadable(frame: Frame<'_>, what: &str, cause: serde_json::Error) -> DecodeResult {
     let data = frame.data.trim_ascii();
+    if is_keep_alive(data) {
+        return Ok(());
+    }
     let reports = match halves::parse(data.as_bytes()) {
         Ok(Value::Object(event)) => is_named_report(&event),
         // Google's compatible endpoint sends errors as a list.

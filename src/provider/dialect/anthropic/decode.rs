@@ -306,6 +306,8 @@ impl AnthropicDecoder {
         let Ok(Value::Object(event)) = serde_json::from_str(data) else {
             return match name {
                 "error" => Err(error::from_event(data)),
+                // Null is not skipped, because every event of this format is an object, and `ping` is its keep-alive.
+                _ if data.starts_with(':') => Ok(()),
                 name if name.is_empty() || is_known(name) || may_be_own(data) => {
                     Err(quoted("an event is not a JSON object", data))
                 }

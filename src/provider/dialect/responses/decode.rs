@@ -19,7 +19,7 @@ use crate::{
         BlockStart, Delta, Fold, Part, ProviderError, ProviderErrorKind, StopReason,
         dialect::{
             Decoder, Frame,
-            decoding::{DecodeResult, ResponseMetadata, bad, may_be_own, parse, tamed},
+            decoding::{DecodeResult, ResponseMetadata, bad, is_keep_alive, may_be_own, parse, tamed},
             error::{self, is_error},
             lenient::{LatestUsage, LenientCount, LenientText, ReportedUsage},
             names::hash,
@@ -133,7 +133,7 @@ impl Decoder for ResponsesDecoder {
         match event {
             Ok(event) => self.event(frame.name(), event, data, deltas),
             Err(_) if frame.event == "error" => Err(error::from_event(data)),
-            Err(_) if is_foreign(frame.name()) && !may_be_own(data) => Ok(()),
+            Err(_) if is_keep_alive(data) || is_foreign(frame.name()) && !may_be_own(data) => Ok(()),
             Err(cause) => Err(bad("an event is not a JSON object", data).with_source(cause)),
         }
     }

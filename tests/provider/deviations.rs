@@ -290,3 +290,29 @@ async fn data_that_keeps_the_connection_open_is_skipped() {
         }
     }
 }
+
+#[tokio::test]
+async fn events_separated_by_one_newline_are_read_one_by_one() {
+    for wire in [Wire::Chat, Wire::Responses, Wire::Messages, Wire::Gemini] {
+        let all = [wire.begin(), wire.text(&["Hel\\ud83d", "\\ude00lo"]), wire.end()].concat();
+        let body: String = all.iter().map(|event| format!("data: {event}\n")).collect();
+        for end in ["", "\n"] {
+            let answer = wire.answer(&format!("{body}{end}")).await;
+            let answer = answer.unwrap_or_else(|error| panic!("{wire:?}: {error}"));
+            assert_eq!(answer.message.text(), "Hel😀lo", "{wire:?}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn error_directly_after_a_truncated_event_is_reported() {
+    let report = r#"{"error":{"message":"Too many requests","type":"rate_limit_error","code":429}}"#;
+    for wire in [Wire::Chat, Wire::Gemini] {
+        let cut = wire.text(&["Hello"]).remove(0);
+        let body = format!("data: {}\ndata: {report}\n\n", &cut[..cut.len() - 4]);
+        assert_eq!(wire.answer(&body).await.unwrap_err().kind, ProviderErrorKind::RateLimit, "{wire:?}");
+        // Without the report, the truncated event is an error.
+        let body = format!("data: {}\ndata: {cut}\n\n", &cut[..cut.len() - 4]);
+        assert_eq!(wire.answer(&body).await.unwrap_err().kind, ProviderErrorKind::Decoding, "{wire:?}");
+    }
+}

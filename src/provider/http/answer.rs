@@ -66,10 +66,27 @@ struct DecoderAndBuffers {
 }
 
 impl DecoderAndBuffers {
-    /// Decodes a frame. If decoding fails because of half a character (an unpaired surrogate), the frame is decoded a
+    /// Decodes a frame. If its data is not JSON and has several lines that begin with a bracket, the blank lines between
+    /// several events are missing, so these events are decoded one by one. A truncated event is an error, unless a later
+    /// event reports another error.
+    fn decode(&mut self, frame: Frame<'_>) -> Result<(), ProviderError> {
+        if frame.event == "error" || events_in(frame.data).nth(1).is_none() || is_json(frame.data) {
+            return self.decode_one(frame);
+        }
+        let mut first = Ok(());
+        for data in events_in(frame.data) {
+            match self.decode_one(Frame { data, ..frame }) {
+                Err(error) if error.kind == ProviderErrorKind::Decoding => first = first.and(Err(error)),
+                decoded => decoded?,
+            }
+        }
+        first
+    }
+
+    /// Decodes one event. If decoding fails because of half a character (an unpaired surrogate), the frame is decoded a
     /// second time. This is possible because data with half a character is not JSON, so the failed attempt leaves the
     /// decoder unchanged.
-    fn decode(&mut self, frame: Frame<'_>) -> Result<(), ProviderError> {
+    fn decode_one(&mut self, frame: Frame<'_>) -> Result<(), ProviderError> {
         let decoded = match self.decoder.decode(frame, &mut self.decoded) {
             Err(error) if error.kind == ProviderErrorKind::Decoding && self.decoded.is_empty() => {
                 match self.halves.mark(frame.data) {
@@ -381,6 +398,19 @@ impl<S: Stream<Item = reqwest::Result<Bytes>> + Send + Unpin + 'static> Stream f
         cx.waker().wake_by_ref();
         Poll::Pending
     }
+}
+
+/// Returns the parts of some data that may be events: each part begins at the start of the data, or at a line that
+/// begins with a bracket.
+fn events_in(data: &str) -> impl Iterator<Item = &str> {
+    let mut rest = data;
+    std::iter::from_fn(move || {
+        let lines = memchr::memchr_iter(b'\n', rest.as_bytes());
+        let end = lines.map(|end| end + 1).find(|end| rest[*end..].starts_with(['{', '[']));
+        let (event, after) = rest.split_at(end.unwrap_or(rest.len()));
+        rest = after;
+        (!event.is_empty()).then_some(event)
+    })
 }
 
 fn is_json(text: &str) -> bool {

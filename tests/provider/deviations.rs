@@ -316,3 +316,25 @@ async fn error_directly_after_a_truncated_event_is_reported() {
         assert_eq!(wire.answer(&body).await.unwrap_err().kind, ProviderErrorKind::Decoding, "{wire:?}");
     }
 }
+
+#[tokio::test]
+async fn messages_blank_text_on_a_tool_use_and_a_second_stop_are_skipped() {
+    let body = |text: &str| {
+        events(&[
+            r#"{"type":"message_start","message":{"id":"m","model":"m","content":[]}}"#,
+            r#"{"type":"content_block_start","index":0,"content_block":{"type":"tool_use","id":"a","name":"f","input":{}}}"#,
+            r#"{"type":"content_block_delta","index":0,"delta":{"type":"input_json_delta","partial_json":"{\"x\":1}"}}"#,
+            &format!(
+                r#"{{"type":"content_block_delta","index":0,"delta":{{"type":"text_delta","text":"{text}"}}}}"#
+            ),
+            r#"{"type":"content_block_stop","index":0}"#,
+            r#"{"type":"content_block_stop","index":0}"#,
+            r#"{"type":"message_delta","delta":{"stop_reason":"tool_use"}}"#,
+            r#"{"type":"message_stop"}"#,
+        ])
+    };
+    let answer = Wire::Messages.answer(&body("\\n")).await.unwrap();
+    assert_eq!((uses(&answer), answer.message.content.len()), (vec![("f", &json!({"x": 1}))], 1));
+    let error = Wire::Messages.answer(&body("lost")).await.unwrap_err();
+    assert_eq!(error.kind, ProviderErrorKind::Decoding);
+}

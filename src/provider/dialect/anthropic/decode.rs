@@ -281,8 +281,13 @@ impl AnthropicDecoder {
             "content_block_delta" => self.delta(event, data, deltas),
             "content_block_start" => self.block_start(&event, data, deltas),
             "content_block_stop" => {
-                let position = self.open_block(event.index, data)?;
-                self.end_block(position, deltas);
+                // Some gateways send this event twice. The second one loses no data.
+                let has_index =
+                    |block: &AnthropicOpenBlock| event.index.is_some() && block.wire == event.index;
+                if !self.blocks.iter().any(|block| has_index(block) && !block.open) {
+                    let position = self.open_block(event.index, data)?;
+                    self.end_block(position, deltas);
+                }
                 Ok(())
             }
             "message_start" => self.message_start(&event, data, deltas),
@@ -574,6 +579,12 @@ impl AnthropicDecoder {
             }
             (AnthropicOpenBlockKind::Thinking(_), AnthropicDeltaContent::Signature(_))
             | (AnthropicOpenBlockKind::ToolUse(_), AnthropicDeltaContent::Input(_)) => {
+                return Ok(());
+            }
+            // SGLang sends a line feed after the input of a tool use.
+            (AnthropicOpenBlockKind::ToolUse(_), AnthropicDeltaContent::Text(text))
+                if text.trim().is_empty() =>
+            {
                 return Ok(());
             }
             _ => return Err(quoted(&format!("a {} for a block of another kind", &*kind), data)),

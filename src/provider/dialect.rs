@@ -147,19 +147,17 @@ pub trait Decoder: Send {
     /// Returns whether the terminal event of the wire format was decoded. Nothing after the terminal event is read.
     fn is_done(&self) -> bool;
 
-    /// Returns whether the response may end here, without a terminal event. If so, the endpoint waits only a few
-    /// seconds for the rest of the body, such as usage, and then calls [`end`](Decoder::end). The default
-    /// implementation always returns `false`.
+    /// Returns whether the response probably ends here, without a terminal event. If so, the endpoint waits only a few
+    /// seconds for the rest of the body, such as usage, and then calls [`end`](Decoder::end). If not, the endpoint waits
+    /// for the limit between two chunks. The default implementation always returns `false`.
     fn is_complete(&self) -> bool {
         false
     }
 
-    /// Ends the response and appends its last deltas. Called when the body ends, or when the wait after a complete
-    /// response ends.
+    /// Ends the response and appends its last deltas. Called when the body ends, or when the wait for more of it ends.
     ///
     /// # Errors
     ///
-    /// Returns [`ProviderErrorKind::Truncated`](super::ProviderErrorKind::Truncated) if the terminal event of the wire
-    /// format was not decoded and [`is_complete`](Decoder::is_complete) returns `false`.
+    /// Returns [`ProviderErrorKind::Truncated`](super::ProviderErrorKind::Truncated) if the response is not complete.
     fn end(&mut self, deltas: &mut Vec<Delta>) -> Result<(), ProviderError>;
 }

@@ -2,7 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
-use std::time::Duration;
+use std::{task::Poll, time::Duration};
 
 use futures_util::StreamExt;
 use omni_agent::{
@@ -138,5 +138,53 @@ async fn rest_that_arrives_in_time_after_the_finish_reason_is_read() {
         }
         let answer = fold.finish(Timestamp::now()).unwrap();
         assert_eq!((answer.usage.input, answer.warnings), (tokens, vec![]), "{wire:?}");
+    }
+}
+
+/// A round of the service's own tools may end with a finish reason, although more rounds follow.
+#[tokio::test]
+async fn answer_that_continues_after_a_round_of_tools_is_read_to_its_end() {
+    let chunk = |part: &str| {
+        let chunk = format!(r#"{{"candidates":[{{"content":{{"parts":[{part}]}},"finishReason":"STOP"}}]}}"#);
+        Wire::Gemini.frame(&chunk)
+    };
+    let gate = Gate::new();
+    let reply = Wire::Gemini
+        .reply()
+        .piece(chunk(r#"{"text":"I compute."},{"executableCode":{"language":"PYTHON","code":"1+1"}}"#))
+        .gate(&gate)
+        .piece(chunk(r#"{"text":"It is 2."}"#));
+    let mut server = Server::start([reply]).await;
+    let mut request = Request::prompt("Hi");
+    request.model = "m".into();
+    let endpoint = Wire::Gemini.endpoint(&server.url()).with_key("key");
+    let mut stream = endpoint.stream(request, RequestContext::detached()).await.unwrap();
+    server.wait_for(Event::Stalled).await;
+    let mut fold = Fold::default();
+    while fold.blocks().len() < 2 {
+        fold.apply(stream.next().await.unwrap().unwrap()).unwrap();
+    }
+    // The reader takes the rest of the chunk, and then waits.
+    while let Poll::Ready(delta) = futures_util::poll!(stream.next()) {
+        fold.apply(delta.unwrap().unwrap()).unwrap();
+    }
+    tokio::time::pause();
+    tokio::time::advance(Duration::from_secs(6)).await;
+    tokio::time::resume();
+    gate.open();
+    while let Some(delta) = stream.next().await {
+        fold.apply(delta.unwrap()).unwrap();
+    }
+    assert_eq!(fold.finish(Timestamp::now()).unwrap().message.text(), "I compute.It is 2.");
+}
+
+#[tokio::test]
+async fn answer_without_content_left_open_after_its_finish_reason_waits_for_the_whole_limit() {
+    for wire in [Wire::Chat, Wire::Gemini] {
+        let reply = wire.reply().piece(wire.frame(&wire.end()[0]));
+        let (answer, waited) = stalled(wire, reply, Request::prompt("Hi"), Timeouts::default()).await;
+        let answer = answer.unwrap_or_else(|error| panic!("{wire:?}: {error}"));
+        assert_eq!((answer.message.content.len(), answer.stop_reason), (0, StopReason::Stop), "{wire:?}");
+        assert!(waited >= Duration::from_mins(5), "{wire:?} {waited:?}");
     }
 }

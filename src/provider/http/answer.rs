@@ -352,11 +352,18 @@ impl<S: Stream<Item = reqwest::Result<Bytes>> + Send + Unpin + 'static> Response
             }
             Poll::Pending => {
                 ready!(self.silence.poll(cx));
-                let message = format!(
-                    "the service sent nothing more for {:?}, the between-chunks timeout",
-                    self.silence.limit
-                );
-                Poll::Ready(Err(ProviderError::new(ProviderErrorKind::Timeout, message)))
+                self.body = None;
+                self.reading = BodyReadState::Over;
+                let limit = self.silence.limit;
+                // A finish reason may have arrived before the silence.
+                Poll::Ready(self.end_decoding().map_err(|error| {
+                    if error.kind != ProviderErrorKind::Truncated {
+                        return error;
+                    }
+                    let message =
+                        format!("the service sent nothing more for {limit:?}, the between-chunks timeout");
+                    ProviderError::new(ProviderErrorKind::Timeout, message)
+                }))
             }
         }
     }

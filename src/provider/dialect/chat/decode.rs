@@ -183,6 +183,8 @@ pub(super) struct ChatDecoder {
     metadata: ResponseMetadata,
     usage: LatestUsage,
     stop: Option<StopReason>,
+    /// Whether text or an image has arrived.
+    answered: bool,
     refused: bool,
     has_audio: bool,
     done: bool,
@@ -353,6 +355,7 @@ impl ChatDecoder {
         if !self.calls.is_empty() {
             self.calls.start_named(&self.metadata.id, &mut self.blocks, deltas);
         }
+        self.answered |= kind == TextBlockKind::Text;
         let index = self.blocks.of(kind, deltas);
         deltas.push(Delta::Extend { index, part: Part::Text(text.into_owned()) });
     }
@@ -380,6 +383,7 @@ impl ChatDecoder {
             Some((media_type, data)) => Attachment::base64(media_type, data),
             None => Attachment::url("image/png", url),
         };
+        self.answered = true;
         self.blocks.whole(BlockStart::Attachment(attachment), deltas);
     }
 
@@ -445,7 +449,10 @@ impl Decoder for ChatDecoder {
     }
 
     fn is_complete(&self) -> bool {
-        self.stop.is_some()
+        match &self.stop {
+            Some(StopReason::Stop | StopReason::ToolUse) => self.answered || !self.calls.is_empty(),
+            stop => stop.is_some(),
+        }
     }
 
     fn end(&mut self, deltas: &mut Vec<Delta>) -> DecodeResult {

@@ -179,6 +179,8 @@ pub(super) struct GeminiDecoder {
     /// The sources of the response. The last value of each member counts.
     sources: Map<String, Value>,
     stop: Option<StopReason>,
+    /// Whether text, a call or a file has arrived after the last part of a tool that the service runs.
+    answered: bool,
     done: bool,
 }
 
@@ -247,6 +249,11 @@ impl GeminiDecoder {
 
     fn part(&mut self, part: GeminiPart<'_>, data: &str, deltas: &mut Vec<Delta>) -> DecodeResult {
         let GeminiPart { text, thought, signature, call, data: file, mut other } = part;
+        // The service runs its own tools in rounds, each of which may have a finish reason.
+        let is_tool = text.is_none() && call.is_none() && file.is_none() && !other.is_empty();
+        let is_text = text.as_ref().is_some_and(|text| !text.as_str().is_empty());
+        let answers = !thought && (is_text || call.is_some() || file.is_some());
+        self.answered = !is_tool && (self.answered || answers);
         if let Some(call) = call {
             return self.call(&call, signature.as_str(), data, deltas);
         }
@@ -430,7 +437,10 @@ impl Decoder for GeminiDecoder {
     }
 
     fn is_complete(&self) -> bool {
-        self.stop.is_some()
+        match &self.stop {
+            Some(StopReason::Stop) => self.answered,
+            stop => stop.is_some(),
+        }
     }
 
     fn end(&mut self, deltas: &mut Vec<Delta>) -> DecodeResult {

@@ -4,7 +4,10 @@
 
 use omni_agent::{
     message::Content,
-    provider::{Completion, ProviderErrorKind, StopReason},
+    provider::{
+        Completion, ProviderErrorKind, StopReason,
+        custom::{ChatCompletions, Dialect},
+    },
 };
 use serde_json::{Value, json};
 
@@ -337,4 +340,90 @@ async fn messages_blank_text_on_a_tool_use_and_a_second_stop_are_skipped() {
     assert_eq!((uses(&answer), answer.message.content.len()), (vec![("f", &json!({"x": 1}))], 1));
     let error = Wire::Messages.answer(&body("lost")).await.unwrap_err();
     assert_eq!(error.kind, ProviderErrorKind::Decoding);
+}
+
+#[tokio::test]
+async fn responses_arguments_with_unreadable_deltas_use_the_complete_arguments() {
+    let item = |arguments: &str| {
+        json!({"id": "fc", "type": "function_call", "call_id": "a", "name": "f", "arguments": arguments})
+            .to_string()
+    };
+    let whole = r#"{"type":"response.function_call_arguments.done","item_id":"fc","output_index":0,"arguments":"{\"x\":1}"}"#;
+    let done =
+        format!(r#"{{"type":"response.output_item.done","output_index":0,"item":{}}}"#, item("{\"x\":1}"));
+    for end in [vec![whole], vec![done.as_str()], vec![whole, done.as_str()]] {
+        let mut all = vec![
+            format!(r#"{{"type":"response.output_item.added","output_index":0,"item":{}}}"#, item("")),
+            r#"{"type":"response.function_call_arguments.delta","item_id":"fc","output_index":0,"delta":"gAAAABo"}"#.to_owned(),
+            r#"{"type":"response.function_call_arguments.delta","item_id":"fc","output_index":0,"delta":"x3QmZ=="}"#.to_owned(),
+        ];
+        all.extend(end.into_iter().map(ToOwned::to_owned));
+        all.push(
+            r#"{"type":"response.completed","response":{"id":"r","status":"completed","output":[]}}"#
+                .to_owned(),
+        );
+        let all: Vec<&str> = all.iter().map(String::as_str).collect();
+        let answer = Wire::Responses.answer(&events(&all)).await.unwrap();
+        assert_eq!(uses(&answer), [("f", &json!({"x": 1}))]);
+    }
+}
+
+#[tokio::test]
+async fn chat_failure_in_a_base_response_is_an_error() {
+    for (code, text, kind) in [
+        (1008, "insufficient balance", ProviderErrorKind::Quota),
+        (1004, "login fail: Please carry the API secret key", ProviderErrorKind::Auth),
+        (1002, "rate limit", ProviderErrorKind::RateLimit),
+    ] {
+        let failure = format!(
+            r#"{{"id":"c","choices":null,"created":1,"model":"m","object":"chat.completion","usage":{{"total_tokens":0}},"base_resp":{{"status_code":{code},"status_msg":"{text}"}}}}"#
+        );
+        for body in [failure.clone(), events(&[&failure])] {
+            let error = Wire::Chat.answer(&body).await.unwrap_err();
+            assert_eq!((error.kind, error.message.as_str()), (kind, text), "{body}");
+        }
+    }
+    let success = r#"{"id":"c","choices":[{"index":0,"delta":{"content":"Hi"},"finish_reason":"stop"}],"base_resp":{"status_code":0,"status_msg":""}}"#;
+    assert_eq!(Wire::Chat.answer(&events(&[success, "[DONE]"])).await.unwrap().message.text(), "Hi");
+}
+
+#[tokio::test]
+async fn chat_answer_cut_by_the_limit_of_the_model_has_the_reason_length() {
+    let end = r#"{"id":"c","choices":[{"index":0,"delta":{"content":"Hi"},"finish_reason":"model_length"}]}"#;
+    assert_eq!(Wire::Chat.answer(&events(&[end, "[DONE]"])).await.unwrap().stop_reason, StopReason::Length);
+}
+
+#[test]
+fn chat_error_with_status_498_is_overload() {
+    let body = r#"{"error":{"message":"Flex tier capacity exceeded","type":"capacity_exceeded","code":"capacity_exceeded"}}"#;
+    for body in [body, "capacity_exceeded", ""] {
+        let error = ChatCompletions::default().error(498, body);
+        let capacity = !body.is_empty();
+        assert_eq!(
+            (error.kind == ProviderErrorKind::Overloaded, error.retryable),
+            (capacity, capacity),
+            "{error}"
+        );
+    }
+}
+
+#[tokio::test]
+async fn ollama_line_with_a_reason_and_without_done_ends_the_answer() {
+    let body = "{\"message\":{\"content\":\"Hello\"},\"done\":false}\n{\"message\":{\"content\":\"\"},\"done_reason\":\"length\"}\n";
+    let answer = Wire::Ollama.answer(body).await.unwrap();
+    assert_eq!((answer.message.text(), answer.stop_reason), ("Hello".to_owned(), StopReason::Length));
+}
+
+#[tokio::test]
+async fn chat_reasoning_text_is_thinking() {
+    let answer = Wire::Chat
+        .answer(&events(&[
+            r#"{"id":"c","choices":[{"index":0,"delta":{"reasoning_text":"Hm."}}]}"#,
+            r#"{"id":"c","choices":[{"index":0,"delta":{"content":"Hi"},"finish_reason":"stop"}]}"#,
+            "[DONE]",
+        ]))
+        .await
+        .unwrap();
+    let Content::Thinking(thinking) = &answer.message.content[0] else { panic!("{answer:?}") };
+    assert_eq!((thinking.text.as_str(), answer.message.text().as_str()), ("Hm.", "Hi"));
 }

@@ -298,6 +298,7 @@ const TELLING_WORDS: &[(&str, ProviderErrorKind)] = &[
     ("overloaded", ProviderErrorKind::Overloaded),
     ("serverbusy", ProviderErrorKind::Overloaded),
     ("slowdown", ProviderErrorKind::Overloaded),
+    ("capacityexceeded", ProviderErrorKind::Overloaded),
     ("insufficientquota", ProviderErrorKind::Quota),
     ("insufficientbalance", ProviderErrorKind::Quota),
     ("insufficientcredit", ProviderErrorKind::Quota),
@@ -390,7 +391,8 @@ fn by_status(status: u16, message: &str) -> ProviderErrorKind {
         429 => ProviderErrorKind::RateLimit,
         529 => ProviderErrorKind::Overloaded,
         500..=503 if message.contains("overloaded") => ProviderErrorKind::Overloaded,
-        503 if message.contains("capacity") => ProviderErrorKind::Overloaded,
+        // Groq sends 498 if the capacity of its flex tier is exceeded.
+        498 | 503 if message.contains("capacity") => ProviderErrorKind::Overloaded,
         501 | 505 => ProviderErrorKind::Unsupported,
         // A request that failed because of a lock can be retried, as the official SDKs do.
         409 | 425 => ProviderErrorKind::Service,

@@ -50,6 +50,9 @@ struct ChatChunk<'a> {
     x_groq: Option<Box<Value>>,
     #[serde(default)]
     error: Option<Box<Value>>,
+    /// The status that MiniMax sends instead of `error`.
+    #[serde(default)]
+    base_resp: Option<Box<Value>>,
 }
 
 #[derive(Deserialize)]
@@ -82,6 +85,9 @@ struct ChatDelta<'a> {
     reasoning_content: LenientText<'a>,
     #[serde(borrow, default)]
     reasoning: LenientText<'a>,
+    /// GitHub Copilot's name for `reasoning`.
+    #[serde(borrow, default)]
+    reasoning_text: LenientText<'a>,
     #[serde(default)]
     reasoning_details: Option<Box<Value>>,
     /// The citations of the response, or the content that the service read from a file in the prompt.
@@ -203,6 +209,11 @@ impl ChatDecoder {
         if let Some(error) = chunk.error.take().or_else(|| groq("error")).filter(|error| is_error(error)) {
             return Err(error::from_value(&error).with_body(data));
         }
+        if let Some(failure) = chunk.base_resp.as_deref().and_then(minimax_failure)
+            && chunk.choices.is_none()
+        {
+            return Err(failure.with_body(data));
+        }
         let usage = chunk.usage.or_else(|| groq("usage"));
         if chunk.choices.is_none() && usage.is_none() {
             return self.strays.skip(data);
@@ -255,6 +266,7 @@ impl ChatDecoder {
         // Services that support both `reasoning_content` and `reasoning` send the same text in both members, so only
         // one of them is read.
         let reasoning = piece.reasoning_content.into_text().or(piece.reasoning.into_text());
+        let reasoning = reasoning.or(piece.reasoning_text.into_text());
         for thinking in
             [reasoning, piece.content.thinking.map(|text| Cow::Owned(text.into()))].into_iter().flatten()
         {
@@ -475,7 +487,7 @@ fn finish_reason(word: &str) -> Result<Option<StopReason>, &'static str> {
         "" => return Ok(None),
         "stop" | "eos" | "end_turn" => StopReason::Stop,
         "stop_sequence" => StopReason::StopSequence,
-        "length" | "max_tokens" => StopReason::Length,
+        "length" | "max_tokens" | "model_length" => StopReason::Length,
         "model_context_window_exceeded" => StopReason::ContextLength,
         "tool_calls" | "tool_use" | "function_call" => StopReason::ToolUse,
         // `sensitive` is Z.ai's word.
@@ -487,6 +499,19 @@ fn finish_reason(word: &str) -> Result<Option<StopReason>, &'static str> {
         "network_error" => return Err("the service lost its connection to the model"),
         _ => StopReason::Other(word.to_owned()),
     }))
+}
+
+/// Returns the failure that MiniMax reports in `base_resp`, with its own codes.
+fn minimax_failure(report: &Value) -> Option<ProviderError> {
+    let code = report["status_code"].as_u64().filter(|code| *code != 0)?;
+    let status = match code {
+        1002 => 429,
+        1004 | 2049 => 401,
+        1008 => 402,
+        2013 => 400,
+        _ => 500,
+    };
+    Some(error::from_value(&json!({"code": status, "message": report["status_msg"]})))
 }
 
 fn read_usage(report: &mut ReportedUsage<'_>) -> Usage {

@@ -88,7 +88,9 @@ impl OllamaDecoder {
         if line.error.as_ref().is_some_and(|error| is_error(error)) {
             return Err(error_text(data));
         }
-        if line.message.is_none() && line.done.is_none() {
+        // Some servers omit `done` in the last line.
+        let done = line.done.unwrap_or(!line.done_reason.as_str().is_empty());
+        if line.message.is_none() && line.done.is_none() && !done {
             return self.strays.skip(data).map_err(refined);
         }
         if self.began.is_none() {
@@ -104,7 +106,7 @@ impl OllamaDecoder {
         if let Some(piece) = line.message {
             self.piece(*piece, data, deltas)?;
         }
-        if line.done == Some(true) {
+        if done {
             self.done = true;
             let report = json!({
                 "prompt_eval_count": line.prompt_eval_count,

@@ -516,10 +516,9 @@ impl ResponsesItems {
         if let Some(at) = self.open(place, ResponsesItemKind::Call, deltas)?
             && let ResponsesItemState::Call(call) = &mut self.items[at].state
         {
-            if !call.is_emitted() {
-                self.kept = grown(self.kept, more.len())?;
-            }
+            let held = call.held();
             call.grow(more, &mut ResponsesBlockEmitter { count: &mut self.blocks, deltas });
+            self.kept = grown(self.kept, call.held() - held)?;
         }
         Ok(())
     }

@@ -131,8 +131,8 @@ pub(super) struct ResponsesFunctionCall {
     block: Option<usize>,
     received: ReceivedTextDigest,
     signed: bool,
-    /// Arguments that arrived before the name, or with the start of the item. They are used unless other arguments
-    /// arrive.
+    /// Arguments that arrived before the name or with the start of the item, or that do not begin an object: GitHub
+    /// Copilot encrypts the deltas of some calls. They are used unless other arguments arrive.
     held: String,
 }
 
@@ -363,11 +363,11 @@ impl ResponsesFunctionCall {
 
     pub(super) fn grow(&mut self, more: String, blocks: &mut ResponsesBlockEmitter<'_>) {
         match self.block {
-            Some(block) => {
+            Some(block) if self.received.bytes() > 0 || more.trim_start().starts_with('{') => {
                 self.received.add(&more);
                 blocks.extend(block, Part::Input(more));
             }
-            None => self.held.push_str(&more),
+            _ => self.held.push_str(&more),
         }
     }
 

@@ -73,14 +73,20 @@ impl DecoderAndBuffers {
         if frame.event == "error" || events_in(frame.data).nth(1).is_none() || is_json(frame.data) {
             return self.decode_one(frame);
         }
-        let mut first = Ok(());
+        let (mut result, mut deltas) = (Ok(()), Vec::new());
         for data in events_in(frame.data) {
-            match self.decode_one(Frame { data, ..frame }) {
-                Err(error) if error.kind == ProviderErrorKind::Decoding => first = first.and(Err(error)),
-                decoded => decoded?,
+            let decoded = self.decode_one(Frame { data, ..frame });
+            deltas.append(&mut self.decoded);
+            match decoded {
+                Err(error) if error.kind != ProviderErrorKind::Decoding => {
+                    result = Err(error);
+                    break;
+                }
+                decoded => result = result.and(decoded),
             }
         }
-        first
+        self.decoded = deltas;
+        result
     }
 
     /// Decodes one event. If decoding fails because of half a character (an unpaired surrogate), the frame is decoded a

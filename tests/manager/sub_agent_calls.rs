@@ -307,8 +307,8 @@ async fn sub_agents_below_a_call_that_a_tool_drops_start_nothing() {
                     counter.fetch_add(1, Ordering::SeqCst);
                     async { Ok("worked") }
                 });
-                let step = Step::new().then_text(["Well"]).gate(&at).then_tool_use("w", "work", json!({}));
-                let steps = [step.stop(), Step::text("Done.")];
+                let first = Step::new().then_text(["Well"]).gate(&at).then_tool_use("w", "work", json!({}));
+                let steps = [first.stop(), Step::text("Done.")];
                 Agent::builder().model(ScriptedProvider::new(steps).model()).tool(work)
             });
             Box::new(placed(low)) as Box<dyn Tool>

@@ -290,7 +290,7 @@ async fn call_result_with_an_unreadable_part_keeps_the_others() {
                 .iter()
                 .map(|block| match block {
                     ResultBlock::Text(text) => text.text.as_str(),
-                    ResultBlock::Attachment(_) => "attachment",
+                    _ => "attachment",
                 })
                 .collect();
             assert_eq!((text, found.is_error), (expected.clone(), is_error), "{result} {as_event}");

@@ -15,7 +15,7 @@ use crate::wires::Wire;
 
 /// Returns a body with these events, each followed by a blank line.
 fn events(events: &[&str]) -> String {
-    events.iter().map(|event| format!("data: {event}\n\n")).collect()
+    events.iter().flat_map(|event| ["data: ", event, "\n\n"]).collect()
 }
 
 /// Returns the names and the inputs of the tool uses of an answer.
@@ -298,7 +298,7 @@ async fn data_that_keeps_the_connection_open_is_skipped() {
 async fn events_separated_by_one_newline_are_read_one_by_one() {
     for wire in [Wire::Chat, Wire::Responses, Wire::Messages, Wire::Gemini] {
         let all = [wire.begin(), wire.text(&["Hel\\ud83d", "\\ude00lo"]), wire.end()].concat();
-        let body: String = all.iter().map(|event| format!("data: {event}\n")).collect();
+        let body: String = all.iter().flat_map(|event| ["data: ", event, "\n"]).collect();
         for end in ["", "\n"] {
             let answer = wire.answer(&format!("{body}{end}")).await;
             let answer = answer.unwrap_or_else(|error| panic!("{wire:?}: {error}"));

@@ -280,7 +280,9 @@ pub(super) fn partial_output(mut result: Value) -> Option<ToolOutput> {
             return None;
         }
         members.shift_remove("_meta");
-        readable.is_error = members.shift_remove("isError").and_then(|is_error| is_error.as_bool());
+        let is_error = members.shift_remove("isError");
+        // A failure must not look like a success, whatever its form.
+        readable.is_error = is_error.map(|is_error| !matches!(is_error, Value::Bool(false) | Value::Null));
     }
     if let Some(Value::Array(blocks)) = result.get("content") {
         let unknown = |_| ContentBlock::text(UNKNOWN_BLOCK);

@@ -1,7 +1,7 @@
 //! The loop of a chat: events of the session, entries of the person, and their effects.
 
 use std::{
-    collections::{HashSet, VecDeque},
+    collections::{HashMap, HashSet, VecDeque},
     sync::Arc,
 };
 
@@ -42,8 +42,9 @@ pub(super) struct Talk {
     waiting: VecDeque<Arc<PendingUse>>,
     /// The ids of the questions that running tools have asked in this run.
     questions: HashSet<ToolUseId>,
-    /// The ids of the tool uses that the person has decided on, until the events of the decisions arrive.
-    decided: HashSet<ToolUseId>,
+    /// The ids of the tool uses that the person has decided on, until the events of the decisions arrive. `true` for those of
+    /// sub-agents, whose decisions have no events here, until they wait no more.
+    decided: HashMap<ToolUseId, bool>,
     /// The question about the first of `waiting`, if the person was asked.
     question: Option<Question>,
 }
@@ -51,7 +52,7 @@ pub(super) struct Talk {
 impl Talk {
     pub(super) fn new(chat: Chat, printer: Printer) -> Self {
         let (unanswered, compacting, failed, question) = (None, None, None, None);
-        let (waiting, questions, decided) = (VecDeque::new(), HashSet::new(), HashSet::new());
+        let (waiting, questions, decided) = (VecDeque::new(), HashSet::new(), HashMap::new());
         Self { chat, printer, unanswered, compacting, runs: 0, failed, waiting, questions, decided, question }
     }
 
@@ -302,8 +303,10 @@ impl Talk {
 
     /// Takes the list of everything that waits for a decision, and shows what is new.
     fn set_waiting(&mut self, pauses: &[Arc<PendingUse>]) {
+        let waits = |id: &ToolUseId| pauses.iter().any(|pause| pause.tool_use.id == *id);
+        self.decided.retain(|id, is_below| !*is_below || waits(id));
         // The status of a decision lists the other tool uses again, also some that were decided since.
-        let is_open = |pause: &&Arc<PendingUse>| !self.decided.contains(&pause.tool_use.id);
+        let is_open = |pause: &&Arc<PendingUse>| !self.decided.contains_key(&pause.tool_use.id);
         let pauses: VecDeque<_> = pauses.iter().filter(is_open).cloned().collect();
         for pause in pauses.iter().filter(|pause| !self.waiting.contains(pause)) {
             if pause.is_question() {
@@ -343,7 +346,7 @@ impl Talk {
     /// another client may have come first.
     async fn resume(&mut self, pause: &Arc<PendingUse>, decision: Decision) -> Result<(), Error> {
         let id = pause.tool_use.id.clone();
-        self.decided.insert(id.clone());
+        self.decided.insert(id.clone(), pause.sub_agent.is_some());
         let by = Arc::clone(&self.chat.user);
         let Err(error) = self.chat.session.resume_as(id, decision, by).await else { return Ok(()) };
         self.decided.remove(&pause.tool_use.id);

@@ -268,6 +268,7 @@ async fn call_result_with_an_unreadable_part_keeps_the_others() {
         results.push((json!({ "content": [done, block] }), expected.clone(), false));
         results.push((json!({ "content": [done, block], "isError": true }), expected, true));
     }
+    results.push((json!({ "content": [done], "isError": "true" }), "done".to_owned(), true));
     let plain = json!({ "success": true, "configs": [] });
     results.push((plain.clone(), plain.to_string(), false));
     // rmcp reads these as other results. In an answer as JSON, it drops the content before this crate sees the answer.

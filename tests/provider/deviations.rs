@@ -128,6 +128,36 @@ async fn responses_text_after_the_end_of_its_item_is_kept() {
 }
 
 #[tokio::test]
+async fn responses_text_of_two_messages_that_the_end_joins_is_read_once() {
+    let item = |id: &str, text: &str| json!({"id": id, "type": "message", "content": [{"type": "output_text", "text": text}]});
+    let mut all = Vec::new();
+    for (at, (id, text)) in [("u1", "A."), ("u2", "B.")].into_iter().enumerate() {
+        all.extend([
+            json!({"type": "response.output_item.added", "output_index": at,
+                "item": {"id": id, "type": "message", "content": []}}),
+            json!({"type": "response.output_text.delta", "item_id": id, "output_index": at, "content_index": 0,
+                "delta": text}),
+            json!({"type": "response.output_item.done", "output_index": at, "item": item(id, text)}),
+        ]);
+    }
+    for (id, text) in [("z", "A.B."), ("u1", "A.B."), ("z", "Other.")] {
+        let end = json!({"type": "response.completed", "response": {"id": "r", "status": "completed",
+            "output": [item(id, text)]}});
+        let all: Vec<String> = all.iter().chain([&end]).map(Value::to_string).collect();
+        let all: Vec<&str> = all.iter().map(String::as_str).collect();
+        let answer = Wire::Responses.answer(&events(&all)).await.unwrap();
+        assert_eq!((answer.message.text().as_str(), answer.warnings.len()), ("A.B.", 0), "{id} {text}");
+    }
+}
+
+#[tokio::test]
+async fn event_of_very_many_broken_lines_is_one_error() {
+    let body = format!("{}\n", "data: {\n".repeat(5000));
+    let error = Wire::Chat.answer(&body).await.unwrap_err();
+    assert_eq!(error.kind, ProviderErrorKind::Decoding, "{error}");
+}
+
+#[tokio::test]
 async fn responses_index_of_a_part_that_was_not_announced_continues_the_open_part() {
     let part = r#"{"type":"output_text","text":"Hello world","annotations":[]}"#;
     let item = format!(r#"{{"id":"u","type":"message","content":[{part}]}}"#);

@@ -2,10 +2,11 @@
 
 use omni_agent::{
     Agent, Decision, Session, ToolContext,
+    agent::SubAgent,
     message::Role,
     store::MemoryStore,
     testing::{ScriptedProvider, Step},
-    tool_fn,
+    tool, tool_fn,
 };
 use schemars::JsonSchema;
 use serde::Deserialize;
@@ -31,6 +32,30 @@ async fn approval_yes_runs_the_tool() {
     talk.type_line("y");
     talk.sees("[allowed by ann]\n").await;
     talk.sees("← delete: a.txt is gone.").await;
+    talk.sees("Done.").await;
+    talk.end_input().await.0.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn second_approval_of_a_sub_agent_is_asked_for_like_the_first() {
+    use omni_agent::Tool as _;
+    let helper = SubAgent::new("helper", "Helps.", |_| {
+        let delete = tool!("delete", "Deletes a file.", async |path: String| Ok(format!("{path} is gone.")));
+        let steps = [("d1", "a.txt"), ("d2", "b.txt")]
+            .map(|(id, path)| Step::tool_use(id, "delete", json!({ "path": path })));
+        let model = ScriptedProvider::new(steps.into_iter().chain([Step::text("Both are gone.")])).model();
+        Agent::builder().model(model).tool(delete.needs_approval())
+    });
+    let steps = [Step::tool_use("call-1", "helper", json!({ "task": "Delete both." })), Step::text("Done.")];
+    let agent = Agent::builder().model(ScriptedProvider::new(steps).model()).tool(helper.in_memory());
+    let session = Session::builder(MemoryStore::new()).agent(agent).create().await.unwrap();
+    let mut talk = Talk::start(&session);
+    talk.type_line("Delete them");
+    for path in ["a.txt", "b.txt"] {
+        talk.sees(&format!("helper: delete {{\"path\":\"{path}\"}} waits")).await;
+        talk.sees("yes, no [REASON], or edit JSON? ").await;
+        talk.type_line("y");
+    }
     talk.sees("Done.").await;
     talk.end_input().await.0.unwrap();
 }

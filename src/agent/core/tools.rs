@@ -185,8 +185,12 @@ impl AgentCore {
         if *op != self.decided {
             return None;
         }
-        let waited = |slot: &ToolUseSlot| self.waited.waited_as(&slot.tool_use.id);
-        let waited = slots.iter().enumerate().find_map(|(place, slot)| Some((place, waited(slot)?.clone())));
+        // A repetition of an earlier step says nothing about a tool use that has the same id.
+        let waited = |(place, slot): (usize, &ToolUseSlot)| {
+            let id = self.waited.waited_as(&slot.tool_use.id)?;
+            (*id == slot.tool_use.id || turn.uncertain.contains(&place)).then(|| (place, id.clone()))
+        };
+        let waited = slots.iter().enumerate().find_map(waited);
         let kept = match waited {
             Some(_) => slots.len(),
             None => slots.iter().position(|slot| slot.result.is_none())?,

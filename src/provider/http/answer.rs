@@ -57,6 +57,9 @@ pub(super) struct ResponseReader<S> {
     rest: BodySilenceTimeout,
 }
 
+/// The maximum number of events without a blank line between them. More are decoded as one event, which is an error.
+const MAX_JOINED: usize = 1024;
+
 /// The decoder and its buffers.
 struct DecoderAndBuffers {
     decoder: Box<dyn Decoder>,
@@ -70,7 +73,9 @@ impl DecoderAndBuffers {
     /// several events are missing, so these events are decoded one by one. A truncated event is an error, unless a later
     /// event reports another error.
     fn decode(&mut self, frame: Frame<'_>) -> Result<(), ProviderError> {
-        if frame.event == "error" || events_in(frame.data).nth(1).is_none() || is_json(frame.data) {
+        let is_one =
+            events_in(frame.data).nth(1).is_none() || events_in(frame.data).nth(MAX_JOINED).is_some();
+        if frame.event == "error" || is_one || is_json(frame.data) {
             return self.decode_one(frame);
         }
         let (mut result, mut deltas) = (Ok(()), Vec::new());
@@ -363,7 +368,7 @@ impl<S: Stream<Item = reqwest::Result<Bytes>> + Send + Unpin + 'static> Response
                 let limit = self.silence.limit;
                 // A finish reason may have arrived before the silence.
                 Poll::Ready(self.end_decoding().map_err(|error| {
-                    if error.kind != ProviderErrorKind::Truncated {
+                    if !matches!(error.kind, ProviderErrorKind::Truncated | ProviderErrorKind::Decoding) {
                         return error;
                     }
                     let message =

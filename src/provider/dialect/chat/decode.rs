@@ -505,10 +505,10 @@ fn finish_reason(word: &str) -> Result<Option<StopReason>, &'static str> {
 fn minimax_failure(report: &Value) -> Option<ProviderError> {
     let code = report["status_code"].as_u64().filter(|code| *code != 0)?;
     let status = match code {
-        1002 => 429,
+        1002 | 1039 => 429,
         1004 | 2049 => 401,
         1008 => 402,
-        2013 => 400,
+        1026 | 1027 | 1042 | 2013 => 400,
         _ => 500,
     };
     Some(error::from_value(&json!({"code": status, "message": report["status_msg"]})))

@@ -556,12 +556,14 @@ impl ResponsesItems {
         if self.items[at].is_settled() { Ok(()) } else { self.fill(at, whole, deltas) }
     }
 
-    /// Adds the data of a complete item to the known item at this position. If the item is a message that has ended,
-    /// only text that is still missing is added.
+    /// Adds the data of a complete item to the known item at this position. If the item is the only message of the
+    /// response, and has ended, only text that is still missing is added. With several messages, the text may be that of
+    /// another one.
     fn fill(&mut self, at: usize, whole: &Value, deltas: &mut Vec<Delta>) -> DecodeResult {
+        let is_message = |item: &&ResponsesItem| item.kind() == ResponsesItemKind::Message;
+        let is_alone = is_message(&&self.items[at]) && self.items.iter().filter(is_message).nth(1).is_none();
         let item = &mut self.items[at];
-        let kind = item.kind();
-        if item.is_settled() && kind != ResponsesItemKind::Message || kind != ResponsesItemKind::of(whole) {
+        if item.is_settled() && !is_alone || item.kind() != ResponsesItemKind::of(whole) {
             return Ok(());
         }
         check_count("parts", list(whole, "content"))?;

@@ -26,6 +26,8 @@ export class Composer {
   #key = "new";
   #isBusy = false;
   #isSending = false;
+  // The conversation in which Enter was pressed while another message was on its way.
+  /** @type {string | null} */ #sendsNext = null;
   #queue = "";
 
   /**
@@ -184,7 +186,11 @@ export class Composer {
 
   async #send() {
     const text = this.area.value.trim();
-    if (this.#isSending || (!text && !this.#files.length)) return;
+    if (!text && !this.#files.length) return;
+    if (this.#isSending) {
+      this.#sendsNext = this.#key;
+      return;
+    }
     const files = this.#files;
     /** @type {import("./client.js").Content[]} */
     const content = [...files];
@@ -212,6 +218,9 @@ export class Composer {
       this.#showFiles();
     }
     this.#changed();
+    const sendsNext = isSent && this.#sendsNext === this.#key;
+    this.#sendsNext = null;
+    if (sendsNext) this.#send();
   }
 
   /**

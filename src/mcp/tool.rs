@@ -110,7 +110,7 @@ pub(super) async fn tools(server: &Arc<ServerConnection>, listed: ListedTools) -
     let mut found = Vec::new();
     for mut tool in listed.tools {
         restore_objects(&mut tool, &|name| OBJECTS.contains(&name));
-        match lenient::<WireTool>(&tool, &["icons", "_meta", "outputSchema", "annotations", "title"]) {
+        match lenient::<WireTool>(&tool, &["icons", "_meta", "outputSchema", "title", "annotations"]) {
             Err(error) => skip(tool["name"].as_str().unwrap_or_default(), error.to_string()),
             Ok(tool) if tool.name.len() > LONGEST => {
                 skip(&tool.name, "its name has more than 4,096 bytes".to_owned());
@@ -297,15 +297,17 @@ pub(super) fn partial_output(mut result: Value) -> Option<ToolOutput> {
     Some(output(readable))
 }
 
-/// Reads a value. If that fails, removes the listed members, which only describe the value, until the value can be read.
+/// Reads a value. If that fails, removes one of the listed members, which only describe the value, or as many of them as
+/// necessary, in their order.
 fn lenient<T: DeserializeOwned>(value: &Value, descriptive: &[&str]) -> serde_json::Result<T> {
     T::deserialize(value).or_else(|error| {
-        let mut value = value.clone();
-        let readable = descriptive.iter().find_map(|member| {
-            value.as_object_mut()?.shift_remove(*member)?;
-            T::deserialize(&value).ok()
-        });
-        readable.ok_or(error)
+        let without = |value: &mut Value, member: &str| {
+            value.as_object_mut()?.shift_remove(member)?;
+            T::deserialize(&*value).ok()
+        };
+        let mut rest = value.clone();
+        let alone = || descriptive.iter().find_map(|member| without(&mut value.clone(), member));
+        alone().or_else(|| descriptive.iter().find_map(|member| without(&mut rest, member))).ok_or(error)
     })
 }
 

@@ -433,8 +433,9 @@ impl WebBuilder {
         ///
         /// If such a stream is left before the end of its run, and the conversation has no other stream of the AI SDK or
         /// of AG-UI, the run continues for the time `grace`. A new stream, such as that of a reloaded page, keeps the run.
-        /// A new message of the same principal ends the time early, and is answered after the interrupted run. After
-        /// that time:
+        /// A new message of the same principal ends the time early, and is answered after the interrupted run. The
+        /// server may notice after this message that the stream was left, so the message waits up to five seconds while
+        /// the principal reads an active run elsewhere. After `grace`:
         ///
         /// - A run keeps its text and its complete steps, as by [`Session::interrupt`](crate::session::Session::interrupt).
         /// - A prompt that is still staged is withdrawn.

@@ -19,7 +19,7 @@ use omni_agent::{
     web::{Access, Challenge, WebBuilder, WebLimits},
 };
 use serde_json::{Value, json};
-use tokio::time::{Instant, timeout};
+use tokio::time::{Instant, sleep, timeout};
 
 use crate::support::{App, Users, labels, prompt, request, run_input, submit};
 
@@ -217,6 +217,52 @@ async fn run_with_two_tabs_ends_when_both_have_left() {
         drop(second);
         ends(&app, &id).await;
         assert_eq!(texts(&app, &id).await, ["u1", "Half"], "{protocol:?}");
+        assert_no_readers(&app);
+    }
+}
+
+/// A server can notice a closed connection after it has read the next request, which came over another connection.
+#[tokio::test(start_paused = true)]
+async fn stop_that_is_noticed_after_the_next_message_ends_the_run_at_once() {
+    for protocol in PROTOCOLS {
+        let (app, id, stopped) = open_run(protocol, [halves(&Gate::new()), Step::text("Next.")]).await;
+        let sent = Instant::now();
+        let (tab, ()) = tokio::join!(Tab::open(&app, protocol.ask(&id, "u2")), async {
+            sleep(Duration::from_secs(1)).await;
+            drop(stopped);
+        });
+        let shown = tab.end().await;
+        assert!(shown.contains("Next."), "{protocol:?}: {shown}");
+        assert_eq!(sent.elapsed(), Duration::from_secs(1), "{protocol:?}");
+        assert_eq!(texts(&app, &id).await, ["u1", "Half", "u2", "Next."], "{protocol:?}");
+        assert_no_readers(&app);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn other_answer_that_is_asked_for_before_the_stop_is_noticed_is_given() {
+    let (app, id, stopped) = open_run(Protocol::AiSdk, [halves(&Gate::new()), Step::text("Another.")]).await;
+    let (tab, ()) = tokio::join!(Tab::open(&app, ask_again(&id, "u1")), async {
+        sleep(Duration::from_secs(1)).await;
+        drop(stopped);
+    });
+    assert!(tab.end().await.contains("Another."));
+    assert_eq!(texts(&app, &id).await, ["u1", "Another."]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn message_of_another_tab_waits_and_keeps_the_run() {
+    for protocol in PROTOCOLS {
+        let gate = Gate::new();
+        let (app, id, first) = open_run(protocol, [halves(&gate), Step::text("Next.")]).await;
+        let sent = Instant::now();
+        let second = Tab::open(&app, protocol.ask(&id, "u2")).await;
+        assert_eq!(sent.elapsed(), Duration::from_secs(5), "{protocol:?}");
+        assert_eq!(snapshot(&app, &id).await.agent.staged.len(), 1);
+        gate.open();
+        assert!(first.end().await.contains("done"), "{protocol:?}");
+        assert!(second.end().await.contains("Next."), "{protocol:?}");
+        assert_eq!(texts(&app, &id).await, ["u1", "Half done", "u2", "Next."], "{protocol:?}");
         assert_no_readers(&app);
     }
 }

@@ -7,7 +7,9 @@
 //! - *Absent.* No stream is open.
 //! - *Read.* One or more streams are open, such as those of two tabs. `started` lists the runs that they have started.
 //!   A stream that ends together with its run removes its run from the list. If the last stream ends and the list is
-//!   empty, the entry is *absent*. If the list is not empty, a stream has left its run, and the entry is *waiting*.
+//!   empty, the entry is *absent*. If the list is not empty, a stream has left its run, and the entry is *waiting*. The
+//!   server can learn that a stream was left after the next post of the same principal has come. So a new post during an
+//!   active run first waits for the end of the principal's other streams, at most [`LEAVING`].
 //! - *Waiting.* No stream is open, and one task waits for the grace. A new stream stops the task, and the entry is *read*
 //!   again with the same list. So a stream that only joins a run can leave it, too. After the grace, or as soon as the
 //!   principal that has left posts something new, the entry is *ending*. If the session ends, the task stops: at a
@@ -26,6 +28,7 @@ use std::{
     time::Duration,
 };
 
+use futures_util::future::join_all;
 use tokio::{
     runtime::Handle,
     sync::oneshot::{self, error::TryRecvError},
@@ -47,6 +50,9 @@ use crate::{
 /// The maximum time for the end of a run that nobody reads.
 const ENDING: Duration = Duration::from_secs(5);
 
+/// The maximum time from a new post to the moment at which the server knows that the client has left its older stream.
+const LEAVING: Duration = Duration::from_secs(5);
+
 /// The maximum number of runs in the list of an entry, without those that have ended. If there are more, the oldest one
 /// is forgotten and continues.
 const MAX_STARTED: usize = 256;
@@ -65,8 +71,8 @@ pub(in crate::web) struct WebRunReaders {
 /// The readers of a conversation.
 #[derive(Debug, Default)]
 struct ConversationReaders {
-    /// The number of open streams.
-    streams: usize,
+    /// The principals of the open streams, with tokens that are cancelled at the ends of the streams.
+    streams: Vec<(Principal, CancellationToken)>,
     /// The runs that streams have started, except those that have ended together with their stream. Runs that have ended
     /// otherwise are removed when the next run is added.
     started: Vec<StreamStartedRun>,
@@ -127,6 +133,8 @@ pub(in crate::web) struct WebRunReader {
     key: ConversationLifeKey,
     /// The run that this stream has started.
     own: Option<StreamStartedRun>,
+    /// Cancelled at the end of the stream.
+    ended: CancellationToken,
     /// Whether the server has ended the stream before the end of the run.
     is_cut: bool,
     runtime: Handle,
@@ -146,9 +154,18 @@ impl WebRequest {
         &mut self,
         is_new: impl Fn(&SessionSnapshot) -> bool,
     ) -> Result<(Session, SessionSubscription, Arc<SessionSnapshot>, Option<WebRunReader>), Problem> {
-        let (session, updates, snapshot) = self.subscribe().await?;
-        let is_new = self.web.0.readers.grace.is_some() && is_new(&snapshot);
-        let (reader, ending) = self.add_reader(&session, &snapshot, is_new);
+        let (mut session, mut updates, mut snapshot) = self.subscribe().await?;
+        let ends_runs = self.web.0.readers.grace.is_some();
+        let mut asks = ends_runs && is_new(&snapshot);
+        let others = if asks { self.other_streams(&session, &snapshot) } else { Vec::new() };
+        if !others.is_empty() {
+            let all_ended = join_all(others.iter().map(CancellationToken::cancelled));
+            // A stream that is still open then belongs to another page.
+            let _ = timeout(LEAVING, all_ended).await;
+            (session, updates, snapshot) = self.subscribe().await?;
+            asks = ends_runs && is_new(&snapshot);
+        }
+        let (reader, ending) = self.add_reader(&session, &snapshot, asks);
         let Some(ending) = ending else { return Ok((session, updates, snapshot, reader)) };
         ending.cancelled().await;
         let (session, updates, snapshot) = self.subscribe().await?;
@@ -165,6 +182,17 @@ impl WebRequest {
         self.add_reader(session, snapshot, false).0
     }
 
+    /// Returns the tokens of the open streams of the principal, if a run that a stream has started is active.
+    fn other_streams(&self, session: &Session, snapshot: &SessionSnapshot) -> Vec<CancellationToken> {
+        let open = lock(&self.web.0.readers.open);
+        let Some(reading) = open.get(&(session.id().clone(), snapshot.last.life)) else { return Vec::new() };
+        if !reading.started.iter().any(|started| started.is_active(&snapshot.agent)) {
+            return Vec::new();
+        }
+        let own = reading.streams.iter().filter(|(principal, _)| *principal == self.client.principal);
+        own.map(|(_, ended)| ended.clone()).collect()
+    }
+
     /// Adds a reader. If the reader must wait for the end of another run, also returns the token of this end.
     fn add_reader(
         &self,
@@ -179,7 +207,8 @@ impl WebRequest {
         let key = (session.id().clone(), snapshot.last.life);
         let mut open = lock(&readers.open);
         let reading = open.entry(key.clone()).or_default();
-        reading.streams += 1;
+        let ended = CancellationToken::new();
+        reading.streams.push((self.client.principal.clone(), ended.clone()));
         if let Some(wait) = &mut reading.wait
             && is_new
             && wait.principal == self.client.principal
@@ -196,6 +225,7 @@ impl WebRequest {
             session: session.downgrade(),
             key,
             own: None,
+            ended,
             is_cut: false,
             runtime: Handle::current(),
         };
@@ -242,9 +272,10 @@ impl Drop for WebRunReader {
     fn drop(&mut self) {
         let readers = &self.web.0.readers;
         let mut open = lock(&readers.open);
+        self.ended.cancel();
         let Some(reading) = open.get_mut(&self.key) else { return };
-        reading.streams -= 1;
-        if reading.streams > 0 || reading.wait.is_some() {
+        reading.streams.retain(|(_, ended)| !ended.is_cancelled());
+        if !reading.streams.is_empty() || reading.wait.is_some() {
             return;
         }
         if reading.started.is_empty() {
@@ -312,7 +343,7 @@ impl Drop for ReaderGraceEnd {
         if let Some(reading) = open.get_mut(&self.key) {
             // The entry may have a newer task.
             reading.wait.take_if(|wait| wait.done.is_cancelled());
-            if reading.streams == 0 && reading.wait.is_none() {
+            if reading.streams.is_empty() && reading.wait.is_none() {
                 open.remove(&self.key);
             }
         }

@@ -15,6 +15,7 @@
 //!   sessions that open, close, change their status or get titles.
 //! - [`Manager::pending_approvals`] lists the tool uses that wait for decisions, and [`Manager::decide`] decides on
 //!   them, without opening their conversations.
+//! - [`Manager::conversation`] returns a [`Conversation`], whose operations open the conversation if needed.
 //! - [`ManagerBuilder::starter`] sets how conversations are opened without a caller, so that a turn continues after its
 //!   process has crashed.
 //! - [`Error`] is the error type of a manager's operations.
@@ -47,6 +48,7 @@
 
 mod approvals;
 mod closing;
+mod conversation;
 mod event;
 mod fork;
 mod limits;
@@ -69,6 +71,7 @@ pub use approvals::{Approval, ApprovalId, DecisionPlace};
 pub(crate) use closing::TitleOrLabels;
 
 pub use closing::Shutdown;
+pub use conversation::{Conversation, Wake, WakeCause};
 pub use event::{Activity, Listed, ManagerEvent, ManagerSnapshot, OpenSession, Presence};
 pub use fork::ForkOptions;
 use limits::TurnLimits;

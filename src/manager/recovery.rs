@@ -18,14 +18,15 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 use tracing::Instrument;
 
 use super::{
-    Manager, ManagerBuilder, ManagerShared, OpenOptions,
+    Manager, ManagerBuilder, ManagerShared, OpenOptions, Wake,
+    conversation::OpenerFn,
     opening::{ConversationSource, OpenedBy, aborted, shut_down},
     sub_agent::is_of_call,
 };
 use crate::{
     error_chain,
     message::{Timestamp, TurnId},
-    panics::{contained, contained_async},
+    panics::contained_async,
     run::{Error, ErrorKind},
     store::{ConversationId, Filter, Labels, Page, Position, StoreError, StoredTurn, TurnSummary, Turns},
     time::{SHORTEST_INTERVAL, scaled},
@@ -111,14 +112,10 @@ pub struct Recovered {
     pub failed: Vec<(ConversationId, Error)>,
 }
 
-/// A function that returns the options for opening the conversation of a turn, or `None` if this manager should not
-/// open it.
-type TurnStarterFn = dyn Fn(&TurnSummary) -> Option<OpenOptions> + Send + Sync;
-
 /// How a builder's manager recovers turns.
 #[derive(Default)]
 pub(super) struct RecoverySettings {
-    starter: Option<Arc<TurnStarterFn>>,
+    starter: Option<Arc<OpenerFn>>,
     sweep: Sweep,
     timeout: Option<Duration>,
 }
@@ -127,7 +124,7 @@ crate::debug::impl_debug!(RecoverySettings(self) { sweep: self.sweep, .. });
 
 /// How a manager recovers turns, and the state of its sweeps.
 pub(super) struct RecoverySweepState {
-    starter: Option<Arc<TurnStarterFn>>,
+    starter: Option<Arc<OpenerFn>>,
     sweep: Sweep,
     /// The time limit for opening one conversation, and for one part of the list of turns.
     timeout: Duration,
@@ -137,6 +134,13 @@ pub(super) struct RecoverySweepState {
     begun: Instant,
     /// Ends the task of the sweep when the manager is dropped.
     alive: DropGuard,
+}
+
+impl RecoverySweepState {
+    /// Returns the manager's starter.
+    pub(super) fn starter(&self) -> Option<&OpenerFn> {
+        self.starter.as_deref()
+    }
 }
 
 impl RecoverySettings {
@@ -155,12 +159,12 @@ impl RecoverySettings {
 
 impl ManagerBuilder {
     crate::setters::setters! {
-        /// Sets how conversations are opened without a caller, so that turns continue after a crash or after a
-        /// decision.
+        /// Sets how conversations are opened without a caller that knows their options: for turns that continue after
+        /// a crash or after a decision, and for the operations of a [`Conversation`](super::Conversation).
         ///
-        /// The function gets a recorded turn that nobody works on, with the id and the labels of its conversation, and
-        /// returns the options for opening the conversation. If it returns `None`, this manager does not open the
-        /// conversation. With a starter, the manager [sweeps](Self::sweep) the store for such turns. It also opens a
+        /// The function gets the id and the labels of a conversation, and [why](super::WakeCause) it is opened. It
+        /// returns the options. If it returns `None`, this manager does not open the conversation. With a starter, the
+        /// manager [sweeps](Self::sweep) the store for recorded turns that nobody works on. It also opens a
         /// conversation when a [decision](Manager::decide) was made on each tool use of its turn. The session has no
         /// controller, so it ends after the turn like every idle session.
         ///
@@ -172,8 +176,8 @@ impl ManagerBuilder {
         /// use omni_agent::{Agent, manager::{Manager, OpenOptions}, store::MemoryStore};
         ///
         /// let manager = Manager::builder(MemoryStore::new())
-        ///     .starter(move |turn| {
-        ///         let tenant = turn.labels.get("tenant").unwrap_or("none");
+        ///     .starter(move |wake| {
+        ///         let tenant = wake.labels.get("tenant").unwrap_or("none");
         ///         Some(OpenOptions::new(Agent::builder().model(model.clone())).tenant(tenant))
         ///     })
         ///     .build();
@@ -182,7 +186,7 @@ impl ManagerBuilder {
         /// # })?;
         /// # Ok::<(), Box<dyn std::error::Error>>(())
         /// ```
-        pub fn starter(self, starter: impl Fn(&TurnSummary) -> Option<OpenOptions> + Send + Sync + 'static) {
+        pub fn starter(self, starter: impl Fn(&Wake) -> Option<OpenOptions> + Send + Sync + 'static) {
             self.recovery.starter = Some(Arc::new(starter));
         }
 
@@ -307,7 +311,7 @@ impl ManagerShared {
     /// Runs one sweep of the task. Returns the positions at which the next one continues.
     async fn sweep(
         self: &Arc<Self>,
-        starter: &Arc<TurnStarterFn>,
+        starter: &Arc<OpenerFn>,
         attempts: &mut FailedOpenings,
         after: RecoverySweepPositions,
     ) -> RecoverySweepPositions {
@@ -361,7 +365,7 @@ impl ManagerShared {
     /// to continue, or `None` at the end of the list.
     async fn look_through(
         self: &Arc<Self>,
-        starter: &Arc<TurnStarterFn>,
+        starter: &Arc<OpenerFn>,
         attempts: &mut FailedOpenings,
         mut after: Option<Position>,
         most: usize,
@@ -394,7 +398,7 @@ impl ManagerShared {
                 // decisions are applied first, whether or not this manager opens the conversation.
                 let mut options = None;
                 if verdict == UnownedTurnAction::Open {
-                    match ask(starter, &turn) {
+                    match Wake::from(&turn).ask(&**starter) {
                         Ok(asked) => options = asked,
                         Err(error) => self.failed(turn.clone(), error, attempts, recovered),
                     }
@@ -501,7 +505,7 @@ impl ManagerShared {
 
     async fn recover_one(
         self: &Arc<Self>,
-        starter: &Arc<TurnStarterFn>,
+        starter: &Arc<OpenerFn>,
         turn: &TurnSummary,
         verdict: UnownedTurnAction,
         mut options: Option<OpenOptions>,
@@ -511,7 +515,7 @@ impl ManagerShared {
                 if !self.expire(&turn.id).await? {
                     return Ok(RecoverySweepOutcome::Skipped);
                 }
-                options = ask(starter, turn)?;
+                options = Wake::from(turn).ask(&**starter)?;
             }
             self.open_for(&turn.id, options).await
         };
@@ -631,7 +635,7 @@ impl ManagerShared {
                 }
                 let labels = inner.store.summary(&id).await?.labels;
                 let turn = TurnSummary { labels, ..TurnSummary::new(id.clone(), &turn) };
-                inner.open_for(&id, ask(&starter, &turn)?).await
+                inner.open_for(&id, Wake::from(&turn).ask(&*starter)?).await
             };
             let opened = contained_async(opened).await;
             if let Err(error) = opened.unwrap_or_else(|panic| Err(aborted(&id, &panic))) {
@@ -667,11 +671,6 @@ impl ManagerShared {
 pub(super) fn only_waits(turn: &StoredTurn) -> bool {
     let waiting = &turn.record.waiting;
     !waiting.is_empty() && waiting.iter().all(|waiting| waiting.survives)
-}
-
-/// Asks the application for the options to open the conversation of a turn.
-fn ask(starter: &Arc<TurnStarterFn>, turn: &TurnSummary) -> Result<Option<OpenOptions>, Error> {
-    contained(|| starter(turn)).map_err(|panic| aborted(&turn.id, &format!("the starter panicked: {panic}")))
 }
 
 fn with_jitter(interval: Duration) -> Duration {

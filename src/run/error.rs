@@ -124,6 +124,10 @@ kinds! {
     /// The process that has the conversation open does not answer. Try again when its lease ends. The member `owner` names
     /// the process. The member `retry_after` has the time until the lease ends, if it is known.
     Unreachable: 503 "unreachable" "The process that has this conversation open cannot be reached.";
+    /// The application does not open the conversation in this process: the
+    /// [opener](crate::manager::Conversation::open_with) or the [starter](crate::manager::ManagerBuilder::starter) has
+    /// returned `None`. The member `conversation` has its id.
+    NotOpened: 503 "not-opened" "This server does not open the conversation.";
     /// The store is busy, full or unreachable.
     StoreUnreachable: 503 "store-unreachable" "The conversations cannot be reached now.";
     /// The store would not be able to read this content back.

@@ -1,9 +1,12 @@
 //! The outcomes of prompts with ids.
 
+use std::sync::Arc;
+
 use serde::{Deserialize, Serialize};
 
 use super::{Session, command::SessionTaskCommand};
 use crate::{
+    message::Message,
     run::{Error, PromptId, RunOutcome},
     tree::NodeId,
 };
@@ -20,6 +23,9 @@ pub struct PromptOutcome {
     /// was erased.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub through: Option<NodeId>,
+    /// The message at `through`, if it is an answer of the model.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub answer: Option<Arc<Message>>,
 }
 
 impl Session {
@@ -27,7 +33,7 @@ impl Session {
     ///
     /// The prompt may have been sent in an earlier life of the session, by a process that has ended since. To learn the
     /// outcome of such a prompt, send the prompt again with the same id, and then call this method. If the prompt was
-    /// accepted before, it is not accepted again. The tree contains the response.
+    /// accepted before, it is not accepted again.
     ///
     /// The session knows the prompts with an id that have not ended, and the last 32 that have. With [`Durable::Turns`](crate::agent::Durable::Turns), it
     /// knows only the prompts of this life. With [`Durable::Approvals`](crate::agent::Durable::Approvals), it knows a
@@ -47,9 +53,7 @@ impl Session {
     /// session.prompt(Prompt::new("What does it cost?").with_id("order-7")).await?;
     ///
     /// let ended = session.outcome("order-7").await?;
-    /// let tree = session.tree().await?;
-    /// let answer = ended.through.and_then(|node| tree.node(node)).unwrap();
-    /// assert_eq!(answer.message().text(), "Ten euros.");
+    /// assert_eq!(ended.answer.unwrap().text(), "Ten euros.");
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// # })?;
     /// # Ok::<(), Box<dyn std::error::Error>>(())

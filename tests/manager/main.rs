@@ -8,6 +8,7 @@ mod forward;
 
 mod basics;
 mod closing;
+mod conversation;
 mod elsewhere;
 mod faults;
 mod feed;

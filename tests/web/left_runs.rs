@@ -239,6 +239,22 @@ async fn stop_that_is_noticed_after_the_next_message_ends_the_run_at_once() {
     }
 }
 
+/// A client that loses its connection before the answer sends its request again.
+#[tokio::test(start_paused = true)]
+async fn repeated_request_that_waits_with_the_first_one_shows_the_same_run() {
+    for protocol in PROTOCOLS {
+        let (app, id, stopped) = open_run(protocol, [halves(&Gate::new()), Step::text("Next.")]).await;
+        let ask = || Tab::open(&app, protocol.ask(&id, "u2"));
+        let (first, second, ()) = tokio::join!(ask(), ask(), async {
+            sleep(Duration::from_secs(1)).await;
+            drop(stopped);
+        });
+        let (first, second) = tokio::join!(first.end(), second.end());
+        assert!(first.contains("Next.") && second.contains("Next."), "{protocol:?}: {first}\n{second}");
+        assert_eq!(texts(&app, &id).await, ["u1", "Half", "u2", "Next."], "{protocol:?}");
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn other_answer_that_is_asked_for_before_the_stop_is_noticed_is_given() {
     let (app, id, stopped) = open_run(Protocol::AiSdk, [halves(&Gate::new()), Step::text("Another.")]).await;

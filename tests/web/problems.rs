@@ -105,6 +105,7 @@ const KINDS: &[(ErrorKind, u16, &str)] = &[
     (ErrorKind::OpenElsewhere, 421, "open-elsewhere"),
     (ErrorKind::LeaseLost, 421, "open-elsewhere"),
     (ErrorKind::Unreachable, 503, "unreachable"),
+    (ErrorKind::NotOpened, 503, "not-opened"),
     (ErrorKind::StoreUnreachable, 503, "store-unreachable"),
     (ErrorKind::Unstorable, 422, "unstorable"),
     (ErrorKind::Unsupported, 422, "unsupported"),

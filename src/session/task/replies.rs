@@ -5,12 +5,14 @@ use tokio::time::Instant;
 use super::SessionTask;
 use crate::{
     agent::Durable,
+    message::Role,
     run::{Error, KnownPrompt, PromptId, PromptState},
     session::{
         PromptOutcome,
         command::{OutcomeReply, SessionCommandResult, SessionReplyTx, StartedRun},
         error::unknown_prompt,
     },
+    tree::Node,
 };
 
 /// A call that waits until changes are in the store, or for the outcome of a prompt.
@@ -93,7 +95,9 @@ impl SessionTask {
             };
             match self.core.known_prompt(id) {
                 Some(KnownPrompt { state: PromptState::Ended { outcome }, through, .. }) => {
-                    *found = Some(Ok(PromptOutcome { outcome: outcome.clone(), through: *through }));
+                    let last = through.and_then(|node| self.core.tree().node(node)).map(Node::message);
+                    let answer = last.filter(|message| message.role == Role::Assistant).cloned();
+                    *found = Some(Ok(PromptOutcome { outcome: outcome.clone(), through: *through, answer }));
                     flush.wanted = settled;
                 }
                 Some(known) if !known.is_over() => {}

@@ -61,8 +61,20 @@ async fn run(mut call: WebRequest) -> Result<Response, Problem> {
     call.enter_or_create(&input.thread_id, Action::Watch).await?;
     let (web, id) = (call.web.clone(), call.id()?.clone());
     let runs = &web.0.ag_ui_runs;
-    let is_new = |view: &SessionSnapshot| !runs.contains(&id, &input) && input.is_new(view);
-    let (session, updates, view, mut reader) = call.subscribe_reader(is_new).await?;
+    let is_new = |view: &SessionSnapshot| runs.find(&id, &input).is_none() && input.is_new(view);
+    let (session, updates, view, mut reader, performing) = loop {
+        // A repeated request shows the run of the first one, which must have begun before the snapshot is taken.
+        let first = runs.find(&id, &input);
+        if let Some(performed) = &first {
+            performed.cancelled().await;
+        }
+        let (session, updates, view, reader) = call.subscribe_reader(is_new).await?;
+        // The run is remembered first, because a client that loses its connection now repeats the request.
+        let performing = runs.insert(&id, &input);
+        if performing.is_some() || first.is_some() {
+            break (session, updates, view, reader, performing);
+        }
+    };
     let run = AgUiRun {
         thread: input.thread_id.clone(),
         id: input.run_id.clone(),
@@ -71,7 +83,12 @@ async fn run(mut call: WebRequest) -> Result<Response, Problem> {
         known: input.known(),
         state: input.state(),
     };
-    match perform(&call, &input, &session, &view, &mut reader).await {
+    let started = match &performing {
+        Some(_) => perform(&call, &input, &session, &view, &mut reader).await,
+        None => Ok(repeated(&input, &view)),
+    };
+    drop(performing);
+    match started {
         Ok(start) => {
             let (stream, frames) = AgUiStream::begin(run, (*view).clone(), start);
             let (queue, lifetime) = (frames.into(), call.web.lifetime());
@@ -91,8 +108,14 @@ async fn run(mut call: WebRequest) -> Result<Response, Problem> {
     }
 }
 
-/// Performs the commands that the request asks for, and remembers the run. Returns the part of the session's activity
-/// that the response's stream shows.
+/// Returns the part of the session's activity that the response to a repeated request shows.
+fn repeated(input: &AgUiInput, view: &SessionSnapshot) -> AgUiStart {
+    let mut staged = view.agent.staged.iter().filter_map(|prompt| prompt.id.clone());
+    AgUiStart::staged(staged.find(|id| input.messages.last().is_some_and(|last| prompt_id(&last.id) == *id)))
+}
+
+/// Performs the commands that the request asks for. Returns the part of the session's activity that the response's
+/// stream shows.
 async fn perform(
     call: &WebRequest,
     input: &AgUiInput,
@@ -100,14 +123,6 @@ async fn perform(
     view: &SessionSnapshot,
     reader: &mut Option<WebRunReader>,
 ) -> Result<AgUiStart, Problem> {
-    // The run is remembered first, because a client that loses its connection now repeats the request.
-    if !call.web.0.ag_ui_runs.insert(call.id()?, input) {
-        let staged = view.agent.staged.iter().filter_map(|prompt| prompt.id.clone());
-        let own = staged
-            .into_iter()
-            .find(|id| input.messages.last().is_some_and(|last| prompt_id(&last.id) == *id));
-        return Ok(AgUiStart::staged(own));
-    }
     let mut command = match input.intent(view)? {
         RequestIntent::Join(staged) => return Ok(AgUiStart::staged(staged)),
         RequestIntent::Ended(_, outcome) => return Ok(AgUiStart::Ended(outcome)),

@@ -6,6 +6,8 @@ use std::{
     sync::Mutex,
 };
 
+use tokio_util::sync::{CancellationToken, DropGuard};
+
 use super::AgUiInput;
 use crate::{store::ConversationId, sync::lock};
 
@@ -16,41 +18,51 @@ const KEPT: usize = 1024;
 #[derive(Debug, Default)]
 pub(in crate::web) struct AgUiRuns(Mutex<VecDeque<AgUiRecentRun>>);
 
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Debug)]
 struct AgUiRecentRun {
+    request: AgUiRequestKey,
+    /// Cancelled when the request was performed or was dropped.
+    performed: CancellationToken,
+}
+
+#[derive(Debug, PartialEq, Eq)]
+struct AgUiRequestKey {
     conversation: ConversationId,
     /// A hash of the run's id and of the answers to interrupts. If the request has no answers, of its newest message.
-    request: u64,
+    hash: u64,
 }
 
 impl AgUiRuns {
-    /// Returns whether the same request is remembered.
-    pub(super) fn contains(&self, conversation: &ConversationId, input: &AgUiInput) -> bool {
-        lock(&self.0).contains(&known(conversation, input))
+    /// If the same request is remembered, returns the token that is cancelled when it was performed.
+    pub(super) fn find(&self, conversation: &ConversationId, input: &AgUiInput) -> Option<CancellationToken> {
+        let key = key(conversation, input);
+        lock(&self.0).iter().find(|run| run.request == key).map(|run| run.performed.clone())
     }
 
-    /// Remembers a request that is about to be performed. Returns `false` if it is remembered already.
-    pub(super) fn insert(&self, conversation: &ConversationId, input: &AgUiInput) -> bool {
-        let known = known(conversation, input);
+    /// Remembers a request. The request is being performed until the returned guard is dropped. Returns `None` if it is
+    /// remembered already.
+    pub(super) fn insert(&self, conversation: &ConversationId, input: &AgUiInput) -> Option<DropGuard> {
+        let request = key(conversation, input);
         let mut runs = lock(&self.0);
-        if runs.contains(&known) {
-            return false;
+        if runs.iter().any(|run| run.request == request) {
+            return None;
         }
         if runs.len() == KEPT {
             runs.pop_front();
         }
-        runs.push_back(known);
-        true
+        let performed = CancellationToken::new();
+        runs.push_back(AgUiRecentRun { request, performed: performed.clone() });
+        Some(performed.drop_guard())
     }
 
     /// Forgets a request that was refused.
     pub(super) fn remove(&self, conversation: &ConversationId, input: &AgUiInput) {
-        let refused = known(conversation, input);
-        lock(&self.0).retain(|known| *known != refused);
+        let refused = key(conversation, input);
+        lock(&self.0).retain(|run| run.request != refused);
     }
 }
 
-fn known(conversation: &ConversationId, input: &AgUiInput) -> AgUiRecentRun {
+fn key(conversation: &ConversationId, input: &AgUiInput) -> AgUiRequestKey {
     // A client chooses the id of the run, which can be long.
     let mut hasher = DefaultHasher::new();
     input.run_id.hash(&mut hasher);
@@ -58,5 +70,5 @@ fn known(conversation: &ConversationId, input: &AgUiInput) -> AgUiRecentRun {
         Some(answers) => answers.hash(&mut hasher),
         None => input.messages.last().hash(&mut hasher),
     }
-    AgUiRecentRun { conversation: conversation.clone(), request: hasher.finish() }
+    AgUiRequestKey { conversation: conversation.clone(), hash: hasher.finish() }
 }

@@ -28,7 +28,9 @@ mod support;
 #[path = "web_chat/tools.rs"]
 mod tools;
 
-use std::{error::Error, path::Path, process::ExitCode, sync::Arc, time::Duration};
+use std::{
+    error::Error, future::IntoFuture, path::Path, pin::pin, process::ExitCode, sync::Arc, time::Duration,
+};
 
 use axum::{Router, http::request::Parts};
 use omni_agent::{
@@ -40,7 +42,7 @@ use omni_agent::{
     web::{Access, Challenge, Web},
 };
 use support::{Flag, Folder, STORE, explain};
-use tokio::net::TcpListener;
+use tokio::{net::TcpListener, time::timeout};
 
 const ABOUT: &str = "A chat page in the browser.";
 const PORT: Flag = Flag { name: "--port", value: "PORT", help: "the port on loopback; 8484 by default" };
@@ -153,12 +155,23 @@ async fn serve() -> Result<(), Box<dyn Error>> {
             manager.hand_over(limits).await.map_err(|error| error.to_string())
         }
     };
-    let (stopped, outcome) = tokio::sync::oneshot::channel();
+    let (stopped, mut outcome) = tokio::sync::oneshot::channel();
     let serving = axum::serve(listener, app).with_graceful_shutdown(async move {
         let _ = stopped.send(stop.await);
     });
-    serving.await?;
-    outcome.await??;
+    // A client that has stopped reading would keep its connection, and the server, open.
+    let mut serving = pin!(serving.into_future());
+    let outcome = tokio::select! {
+        served = &mut serving => {
+            served?;
+            outcome.await
+        }
+        outcome = &mut outcome => {
+            let _ = timeout(Duration::from_secs(5), serving).await;
+            outcome
+        }
+    };
+    outcome??;
     if is_check {
         println!("the check has succeeded");
     }

@@ -94,7 +94,7 @@ async fn walk(name: &str, scripts: &[&str]) {
         .kill_on_drop(true);
     // The script has a shorter time limit. When the limit is reached, the script ends the browser and the server too.
     let output =
-        timeout(Duration::from_mins(15), command.output()).await.expect("the walk ends in time").unwrap();
+        timeout(Duration::from_mins(47), command.output()).await.expect("the walk ends in time").unwrap();
     let report = String::from_utf8_lossy(&output.stdout);
     assert!(output.status.success(), "{report}\n{}", String::from_utf8_lossy(&output.stderr));
     println!("{report}");

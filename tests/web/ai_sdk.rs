@@ -18,7 +18,7 @@ use omni_agent::{
 };
 use serde::Deserialize;
 use serde_json::json;
-use tokio::net::TcpListener;
+use tokio::{net::TcpListener, time::timeout};
 
 use crate::{
     js::{SCRIPTS, node, packages},
@@ -134,7 +134,8 @@ async fn drive(version: &'static str) {
     node.arg(Path::new(SCRIPTS).join("ai_sdk/test.mjs"));
     node.env("OMNI_SERVER", format!("http://{address}"));
     node.env("OMNI_MODULES", &folder).env("OMNI_LEVEL", version).kill_on_drop(true);
-    let output = node.output().await.unwrap();
+    // The script has a shorter time limit.
+    let output = timeout(Duration::from_mins(12), node.output()).await.expect("Node ends in time").unwrap();
     server.abort();
     let text = String::from_utf8_lossy(&output.stdout);
     assert!(output.status.success(), "{text}{}", String::from_utf8_lossy(&output.stderr));

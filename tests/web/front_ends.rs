@@ -58,7 +58,7 @@ async fn drive(name: &str, offset: u16) {
         .env("OMNI_CHROMIUM", chromium)
         .stdin(Stdio::null())
         .kill_on_drop(true);
-    let output = timeout(Duration::from_mins(6), command.output()).await.expect("Node ends in time").unwrap();
+    let output = timeout(Duration::from_mins(12), command.output()).await.expect("Node ends in time").unwrap();
     let report = String::from_utf8_lossy(&output.stdout);
     assert!(output.status.success(), "{report}\n{}", String::from_utf8_lossy(&output.stderr));
 }

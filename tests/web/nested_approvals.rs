@@ -153,7 +153,7 @@ fn killed(store: &MemoryStore, nested: &Nested) -> Paused {
         let app = app(store, nested);
         let paused = paused(&app, "a.txt").await;
         for (id, ..) in &paused.levels {
-            session(&app, id).flush(Duration::from_secs(10)).await.unwrap();
+            session(&app, id).flush(Duration::from_mins(1)).await.unwrap();
         }
         std::mem::forget(app);
         paused
@@ -193,7 +193,7 @@ async fn approval_two_agents_below_is_shown_and_decided_after_the_server_was_kil
         };
         assert!(!has_failed && text.contains("team: files: a.txt deleted 1 times"), "{protocol}: {text}");
         assert_eq!(answer(&app, &root).await, "team: files: a.txt deleted 1 times");
-        app.manager.shutdown(Duration::from_secs(10)).await.unwrap();
+        app.manager.shutdown(Duration::from_mins(1)).await.unwrap();
     }
 }
 
@@ -221,7 +221,7 @@ async fn decision_two_agents_below_that_comes_early_after_a_restart_can_be_repea
             assert_eq!(decided.status, StatusCode::OK, "{protocol}: {decided:?}");
         }
         assert_eq!(answer(&app, &root).await, "team: files: a.txt deleted 1 times", "{protocol}");
-        app.manager.shutdown(Duration::from_secs(10)).await.unwrap();
+        app.manager.shutdown(Duration::from_mins(1)).await.unwrap();
     }
 }
 

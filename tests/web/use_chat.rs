@@ -27,7 +27,7 @@ async fn use_chat_in_chromium_continues_after_a_reset_connection() {
         .env("OMNI_CHROMIUM", chromium)
         .stdin(Stdio::null())
         .kill_on_drop(true);
-    let output = timeout(Duration::from_mins(3), command.output()).await.expect("Node ends in time").unwrap();
+    let output = timeout(Duration::from_mins(12), command.output()).await.expect("Node ends in time").unwrap();
     server.abort();
     let report = String::from_utf8_lossy(&output.stdout);
     assert!(output.status.success(), "{report}\n{}", String::from_utf8_lossy(&output.stderr));

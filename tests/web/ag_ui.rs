@@ -19,11 +19,12 @@ use omni_agent::{
     web::{Access, Challenge, Web},
 };
 use serde_json::{Value, json};
-use tokio::{net::TcpListener, process::Command, time::timeout};
+use tokio::{process::Command, time::timeout};
 
 use crate::{
     js::{SCRIPTS, node, packages},
     nested::{Nested, calls},
+    ports,
 };
 
 /// The header `x-user` names the user, who is `me` by default.
@@ -107,15 +108,7 @@ async fn serve() -> String {
         async { StatusCode::NO_CONTENT }
     };
     let app = app.nest("/left", left.ag_ui()).route("/gate", post(open));
-    // Use a port below 32768, because the system may give higher ports to outgoing connections.
-    let mut port = 18_460;
-    let listener = loop {
-        match TcpListener::bind(("127.0.0.1", port)).await {
-            Ok(listener) => break listener,
-            Err(_) if port < 18_560 => port += 1,
-            Err(error) => panic!("no free port: {error}"),
-        }
-    };
+    let listener = ports::listen(ports::AG_UI).await;
     let address = listener.local_addr().unwrap();
     tokio::spawn(async move { axum::serve(listener, app).await.unwrap() });
     format!("http://{address}")

@@ -18,11 +18,12 @@ use omni_agent::{
 };
 use serde::Deserialize;
 use serde_json::json;
-use tokio::{net::TcpListener, time::timeout};
+use tokio::time::timeout;
 
 use crate::{
     js::{SCRIPTS, node, packages},
     nested::{Nested, calls},
+    ports,
 };
 
 struct OneUser;
@@ -113,20 +114,9 @@ pub(crate) fn app(gate: &Gate) -> Router {
         .route("/gate", post(open))
 }
 
-/// Binds a free port below those that the system gives to outgoing connections.
-pub(crate) async fn listen() -> TcpListener {
-    let first = 20_000 + u16::try_from(std::process::id() % 10_000).unwrap();
-    for port in first.. {
-        if let Ok(listener) = TcpListener::bind(("127.0.0.1", port)).await {
-            return listener;
-        }
-    }
-    unreachable!("a port is free");
-}
-
 async fn drive(version: &'static str) {
     let (Some(node), Some(folder)) = (node(), packages(&format!("ai_sdk/{version}"))) else { return };
-    let listener = listen().await;
+    let listener = ports::listen(ports::AI_SDK).await;
     let address = listener.local_addr().unwrap();
     let app = app(&Gate::new());
     let server = tokio::spawn(async move { axum::serve(listener, app).await });

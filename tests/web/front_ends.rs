@@ -1,7 +1,6 @@
 //! The front ends of `examples/front_ends` in Chromium, built with unmodified packages, against the example `web_chat`.
 
 use std::{
-    net::TcpListener,
     path::Path,
     process::{self, Stdio},
     time::Duration,
@@ -11,6 +10,7 @@ use tokio::{process::Command, time::timeout};
 
 use crate::{
     js::{FRONT_ENDS, SCRIPTS, chromium, front_end, node, packages},
+    ports,
     walk::build_web_chat,
 };
 
@@ -31,7 +31,8 @@ async fn front_end_with_copilot_kit_in_chromium_succeeds() {
     drive("copilot_kit", 6).await;
 }
 
-/// Builds a front end, and performs the steps of a person in Chromium. A screenshot of the end is beside the result.
+/// Builds a front end, and performs the steps of a person in Chromium. A screenshot of the end is beside the result. The
+/// server has three ports to choose from, at this offset in the block of this process.
 async fn drive(name: &str, offset: u16) {
     let (Some(chromium), Some(node)) = (chromium(), node()) else { return };
     let (Some(modules), Some(playwright)) = (front_end(name), packages("page")) else { return };
@@ -53,19 +54,13 @@ async fn drive(name: &str, offset: u16) {
         .arg(Path::new(SCRIPTS).join("front_ends").join(format!("{name}.mjs")))
         .env("OMNI_WEB_CHAT", web_chat)
         .env("OMNI_DIST", dist)
-        .env("OMNI_PORT", free_port(offset).to_string())
+        .env("OMNI_PORT", (ports::block(&ports::FRONT_ENDS, 10) + offset).to_string())
         .env("OMNI_PLAYWRIGHT", playwright)
         .env("OMNI_CHROMIUM", chromium)
         .stdin(Stdio::null())
         .kill_on_drop(true);
-    let output = timeout(Duration::from_mins(12), command.output()).await.expect("Node ends in time").unwrap();
+    let output =
+        timeout(Duration::from_mins(12), command.output()).await.expect("Node ends in time").unwrap();
     let report = String::from_utf8_lossy(&output.stdout);
     assert!(output.status.success(), "{report}\n{}", String::from_utf8_lossy(&output.stderr));
-}
-
-/// Returns a port that is free and not one of outgoing connections. Each test process and each front end has its own range.
-fn free_port(offset: u16) -> u16 {
-    let first = 25_000 + u16::try_from(process::id() % 700).unwrap() * 10 + offset;
-    let mut ports = first..first + 3;
-    ports.find(|port| TcpListener::bind(("127.0.0.1", *port)).is_ok()).expect("a free port")
 }

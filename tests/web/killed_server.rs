@@ -23,12 +23,15 @@ use omni_agent::{
 use serde_json::{Value, json};
 use tokio::{
     io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader},
-    net::{TcpListener, TcpStream},
+    net::TcpStream,
     process::{Child, Command},
     time::timeout,
 };
 
-use crate::support::{Users, run_input, submit};
+use crate::{
+    ports,
+    support::{Users, run_input, submit},
+};
 
 /// The variable with the folder of the server.
 const FOLDER: &str = "OMNI_WEB_SERVER";
@@ -66,16 +69,8 @@ async fn server_runs_until_it_is_killed() {
     let app = Router::new().nest("/agent", web.router()).nest("/api", web.ai_sdk());
     let app = app.nest("/ag-ui", web.ag_ui()).route("/open", open);
     manager.recover().await.unwrap();
-    // The system may give ports above this range to outgoing connections.
-    let mut port = 18_600 + u16::try_from(std::process::id() % 1000).unwrap();
-    let listener = loop {
-        match TcpListener::bind(("127.0.0.1", port)).await {
-            Ok(listener) => break listener,
-            Err(_) if port < 20_000 => port += 1,
-            Err(error) => panic!("no free port: {error}"),
-        }
-    };
-    println!("listens at {port}");
+    let listener = ports::listen(ports::KILLED).await;
+    println!("listens at {}", listener.local_addr().unwrap().port());
     axum::serve(listener, app).await.unwrap();
 }
 

@@ -49,6 +49,7 @@ mod omitted;
 mod openapi;
 mod own_files;
 mod page;
+mod ports;
 mod problems;
 #[cfg(unix)]
 mod proxies;

@@ -40,6 +40,7 @@ use crate::{
     faulty::{FaultyStore, Operation},
     killed_server::Response,
     leasing::LeasingStore,
+    ports,
     problems::closed,
     skip::skip,
     support::{Answer, App, Users, prompt, request, run_input, submit},
@@ -294,12 +295,12 @@ struct Process {
 
 /// Returns a listener at a port that no other listener of this program has had.
 async fn listener() -> TcpListener {
+    const SIZE: u16 = 100;
     static NEXT: AtomicU16 = AtomicU16::new(0);
-    // The system may give ports from 32768 on to outgoing connections.
-    let first = 21_000 + u16::try_from(std::process::id() % 8000).unwrap();
     loop {
-        let port = first + NEXT.fetch_add(1, Ordering::SeqCst);
-        assert!(port < 32_000, "no port is free");
+        let number = NEXT.fetch_add(1, Ordering::SeqCst);
+        assert!(number < SIZE, "no port is free");
+        let port = ports::block(&ports::PROXIES, SIZE) + number;
         if let Ok(listener) = TcpListener::bind(("127.0.0.1", port)).await {
             return listener;
         }
@@ -380,11 +381,9 @@ impl Nginx {
         };
         let folder = env::temp_dir().join(format!("omni-nginx-{}", ConversationId::generate()));
         fs::create_dir(&folder).unwrap();
-        let port = listener().await.local_addr().unwrap().port();
         let [one, two] = processes.map(|process| process.address.as_str());
         let site = replaced(configuration(), "10.0.3.7:8080", one);
         let site = replaced(&site, "10.0.3.8:8080", two);
-        let site = replaced(&site, "listen 80;", &format!("listen 127.0.0.1:{port};"));
         let site = replaced(&site, "\"a long random secret\"", &format!("\"{SECRET}\""));
         let path = |name: &str| folder.join(name).display().to_string();
         let temporary = ["client_body", "proxy", "fastcgi", "uwsgi", "scgi"];
@@ -394,13 +393,21 @@ impl Nginx {
              http {{\naccess_log off;\n{temporary}{site}}}\n",
             path("pid")
         );
-        fs::write(folder.join("nginx.conf"), text).unwrap();
-        let process = Self::spawn(&program, &folder).await;
+        // Another program can take the port before nginx does.
+        let (port, process) = loop {
+            let port = listener().await.local_addr().unwrap().port();
+            let text = replaced(&text, "listen 80;", &format!("listen 127.0.0.1:{port};"));
+            fs::write(folder.join("nginx.conf"), text).unwrap();
+            match Self::spawn(&program, &folder).await {
+                Ok(process) => break (port, process),
+                Err(text) => assert!(text.contains("Address already in use"), "nginx did not start: {text}"),
+            }
+        };
         Some(Self { port, folder, _process: process })
     }
 
-    /// Starts the program and waits until it listens.
-    async fn spawn(program: &Path, folder: &Path) -> Child {
+    /// Starts the program and waits until it listens. If the program ends, returns its log.
+    async fn spawn(program: &Path, folder: &Path) -> Result<Child, String> {
         let mut command = Command::new(program);
         command.arg("-p").arg(folder).arg("-c").arg(folder.join("nginx.conf")).args(["-e", "stderr"]);
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped()).kill_on_drop(true);
@@ -409,12 +416,14 @@ impl Nginx {
         let mut text = String::new();
         // It logs its version when its sockets are open.
         while !text.contains("[notice]") || !text.contains("nginx/") {
-            let line = timeout(LIMIT, lines.next_line()).await.unwrap().unwrap();
-            text += &line.unwrap_or_else(|| panic!("nginx did not start: {text}"));
+            let Some(line) = timeout(LIMIT, lines.next_line()).await.unwrap().unwrap() else {
+                return Err(text);
+            };
+            text += &line;
         }
         // The rest is read, so that nginx is never blocked on writing.
         tokio::spawn(async move { while let Ok(Some(_)) = lines.next_line().await {} });
-        process
+        Ok(process)
     }
 
     /// Sends a request of Ann. Each further header ends with a line break.

@@ -17,7 +17,10 @@ use omni_agent::{
 use serde_json::Value;
 use tokio::{process::Command, time::timeout};
 
-use crate::js::{SCRIPTS, chromium, node, packages};
+use crate::{
+    js::{SCRIPTS, chromium, node, packages},
+    ports,
+};
 
 /// Stores a conversation of 1,000 messages with costs, which the walk opens.
 async fn store_long_conversation(folder: &Path) {
@@ -63,17 +66,18 @@ pub(crate) fn build_web_chat() -> PathBuf {
 
 #[tokio::test]
 async fn walk_through_answers_and_the_list_in_chromium_succeeds() {
-    walk("answers", &["answers", "acting", "list"]).await;
+    walk("answers", 0, &["answers", "acting", "list"]).await;
 }
 
 #[tokio::test]
 async fn walk_through_looks_attacks_and_restarts_in_chromium_succeeds() {
-    walk("restarts", &["looks", "connection", "attacks", "long", "restart"]).await;
+    walk("restarts", 10, &["looks", "connection", "attacks", "long", "restart"]).await;
 }
 
-/// Runs the steps of these scripts, which have their own browser and servers.
+/// Runs the steps of these scripts, which have their own browser and servers. The servers have ten ports to choose from, at
+/// this offset in the block of this process.
 #[allow(clippy::print_stdout)]
-async fn walk(name: &str, scripts: &[&str]) {
+async fn walk(name: &str, offset: u16, scripts: &[&str]) {
     let (Some(chromium), Some(node), Some(packages)) = (chromium(), node(), packages("page")) else { return };
     let screenshots = Path::new(env!("CARGO_TARGET_TMPDIR")).join("web_chat").join(name);
     let _ = fs::remove_dir_all(&screenshots);
@@ -87,6 +91,7 @@ async fn walk(name: &str, scripts: &[&str]) {
         .env("OMNI_NODE_MODULES", &packages)
         .env("OMNI_WEB_CHAT", build_web_chat())
         .env("OMNI_CHROMIUM", chromium)
+        .env("OMNI_PORT", (ports::block(&ports::PAGES, 20) + offset).to_string())
         .env("OMNI_STORE", &store)
         .env("OMNI_SCREENSHOTS", screenshots)
         .env("OMNI_STEPS", scripts.join(" "))

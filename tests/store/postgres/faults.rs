@@ -178,7 +178,8 @@ impl Proxy {
 pub(crate) fn free() -> SocketAddr {
     static GIVEN: Mutex<BTreeSet<SocketAddr>> = Mutex::new(BTreeSet::new());
 
-    let ports = (20_000..30_000)
+    // The tests of other programs use ports outside of this range.
+    let ports = (27_000..32_000)
         .step_by(7)
         .skip(usize::from(*omni_agent::store::custom::WriteId::generate().as_bytes().first().unwrap()));
     let mut addresses = ports.map(|port| SocketAddr::from((Ipv4Addr::LOCALHOST, port)));

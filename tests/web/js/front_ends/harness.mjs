@@ -2,15 +2,15 @@
 //
 //   OMNI_WEB_CHAT     the program of the example `web_chat`
 //   OMNI_DIST         the folder with the built front end
-//   OMNI_PORT         a free port
+//   OMNI_PORT         the first of three ports that the server can use
 //   OMNI_PLAYWRIGHT   the folder with `playwright-core`
 //   OMNI_CHROMIUM     the browser
 
 import assert from "node:assert/strict";
-import { spawn } from "node:child_process";
-import { once } from "node:events";
 import { createRequire } from "node:module";
 import path from "node:path";
+
+import { portsFrom, serve } from "../server.mjs";
 
 const { OMNI_WEB_CHAT, OMNI_DIST, OMNI_PORT, OMNI_PLAYWRIGHT, OMNI_CHROMIUM } = process.env;
 const { chromium } = createRequire(path.join(OMNI_PLAYWRIGHT, "x.js"))("playwright-core");
@@ -18,20 +18,18 @@ const { chromium } = createRequire(path.join(OMNI_PLAYWRIGHT, "x.js"))("playwrig
 /** A busy machine can be slow. A long limit costs nothing while all steps succeed. */
 const LIMIT = 60_000;
 
-const flags = ["--model", "demo:parrot", "--port", OMNI_PORT, "--page", OMNI_DIST];
-const server = spawn(OMNI_WEB_CHAT, flags, { env: { ...process.env, DEMO_PAUSE_MS: "10" }, stdio: ["ignore", "pipe", "inherit"] });
-process.on("exit", () => server.kill("SIGKILL"));
+const flags = ["--model", "demo:parrot", "--page", OMNI_DIST];
 setTimeout(() => {
   console.log("the test takes longer than ten minutes");
   process.exit(1);
 }, 600_000).unref();
-await once(server.stdout, "data", { signal: AbortSignal.timeout(LIMIT) });
+const { port } = await serve(OMNI_WEB_CHAT, portsFrom(Number(OMNI_PORT), 3), flags, { DEMO_PAUSE_MS: "10" });
 
 const browser = await chromium.launch({ executablePath: OMNI_CHROMIUM, args: ["--no-sandbox", "--disable-dev-shm-usage"] });
 export const page = await browser.newPage();
 page.setDefaultTimeout(LIMIT);
 page.on("pageerror", (error) => assert.fail(error));
-await page.goto(`http://127.0.0.1:${OMNI_PORT}/`);
+await page.goto(`http://127.0.0.1:${port}/`);
 
 /** Returns the shown text. */
 export const text = () => page.innerText("#root");

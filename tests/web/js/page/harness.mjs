@@ -1,11 +1,12 @@
 // The servers, the browser and the helpers of the walk. `walk.mjs` explains the environment.
 
 import assert from "node:assert/strict";
-import { spawn } from "node:child_process";
 import { once } from "node:events";
 import { readFileSync } from "node:fs";
 import { createRequire } from "node:module";
 import path from "node:path";
+
+import { portsFrom, serve } from "../server.mjs";
 
 const require = createRequire(path.resolve(process.env.OMNI_NODE_MODULES, "page.js"));
 const { chromium } = require("playwright-core");
@@ -17,16 +18,18 @@ class Server {
   #child = null;
 
   /** `pause` is the number of milliseconds between two words of the demo model. */
-  constructor(port, pause, flags) {
-    this.address = `http://127.0.0.1:${port}/`;
-    this.flags = ["--port", String(port), ...flags];
-    this.env = { ...process.env, DEMO_PAUSE_MS: String(pause), USER: "ann" };
+  constructor(ports, pause, flags) {
+    this.ports = ports;
+    this.flags = flags;
+    this.env = { DEMO_PAUSE_MS: String(pause), USER: "ann" };
   }
 
   async start() {
-    this.#child = spawn(process.env.OMNI_WEB_CHAT, this.flags, { env: this.env, stdio: ["ignore", "pipe", "inherit"] });
-    const [line] = await once(this.#child.stdout, "data", { signal: AbortSignal.timeout(120_000) });
-    assert.equal(String(line).trim(), this.address);
+    const { child, port } = await serve(process.env.OMNI_WEB_CHAT, this.ports, this.flags, this.env);
+    this.#child = child;
+    // The page expects the server at the same address after a restart.
+    this.ports = [port];
+    this.address = `http://127.0.0.1:${port}/`;
   }
 
   async stop(signal) {
@@ -37,21 +40,14 @@ class Server {
     await ended;
     this.#child = null;
   }
-
-  kill() {
-    this.#child?.kill("SIGKILL");
-  }
 }
 
-// The ports differ between walks that run at the same time, and are not those of outgoing connections.
-const port = 20_000 + (process.pid % 5000) * 2;
+const port = Number(process.env.OMNI_PORT);
 /** A server with a store of files, whose model is slow enough to be interrupted. */
-export const slow = new Server(port, 15, ["--model", "demo:parrot", "--store", process.env.OMNI_STORE]);
+export const slow = new Server(portsFrom(port, 5), 15, ["--model", "demo:parrot", "--store", process.env.OMNI_STORE]);
 /** A server with a store in memory, which can search texts. It offers two models. */
-export const fast = new Server(port + 1, 1, ["--model", "demo:macaw"]);
+export const fast = new Server(portsFrom(port + 5, 5), 1, ["--model", "demo:macaw"]);
 
-// No process outlives this script, even if the script fails or takes too long.
-process.on("exit", () => [slow, fast].forEach((server) => server.kill()));
 setTimeout(() => {
   console.log("the walk takes longer than 45 minutes");
   process.exit(1);

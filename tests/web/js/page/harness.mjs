@@ -143,6 +143,8 @@ export const streams = (page, text) =>
   page.waitForFunction((text) => [...document.querySelectorAll(".message.answer .markdown")].at(-1)?.innerText.includes(text), text);
 /** The question for an answer that lasts long enough to act on it. At the pace of the slow server, it takes 90 s. */
 export const LONG = "count to 6000";
+/** The question for an answer that lasts longer than all waits of a step together. A step that asks it stops the answer. */
+export const ENDLESS = "count to 20000";
 /** The answer to `count to N`. */
 export const counted = (last) => Array.from({ length: last }, (_, index) => index + 1).join(" ");
 /** Makes the page believe that it is hidden or shown. */
@@ -160,6 +162,53 @@ export const holdTimers = (page) => page.evaluate(() => {
 });
 /** Lets the timers that are held run now. */
 export const passTimers = (page) => page.evaluate(() => globalThis.passTimers());
+
+/**
+ * Lets the pages that are opened from now on hold the events of their streams, see `holdAtWork`. However slow the machine
+ * is, a page then shows a state for as long as the test needs.
+ */
+export const holdable = (made) => made.addInitScript(() => {
+  const { fetch } = globalThis;
+  let wanted = { text: "", count: Number.POSITIVE_INFINITY };
+  let release = () => {};
+  const working = new Set();
+  globalThis.holdAtWork = (text, count) => {
+    working.clear();
+    wanted = { text, count };
+  };
+  globalThis.releaseEvents = () => {
+    wanted.count = Number.POSITIVE_INFINITY;
+    release();
+  };
+  const take = (frame) => {
+    const data = /^data: ?(.*)$/m.exec(frame)?.[1] ?? "null";
+    const event = JSON.parse(data)?.update?.event?.event;
+    if (event?.type === "tool_progress" && JSON.stringify(event.data).includes(wanted.text)) working.add(event.tool_use_id);
+    else if (event?.type === "tool_end") working.delete(event.tool_use_id);
+  };
+  globalThis.fetch = async (address, init) => {
+    const response = await fetch(address, init);
+    if (!response.ok || !String(address).includes("/events?")) return response;
+    let rest = "";
+    const gate = new TransformStream({
+      async transform(piece, output) {
+        const frames = (rest + piece).split("\n\n");
+        rest = frames.pop();
+        for (const frame of frames) {
+          output.enqueue(`${frame}\n\n`);
+          take(frame);
+          if (working.size >= wanted.count) await new Promise((resolve) => (release = resolve));
+        }
+      },
+    });
+    const body = response.body.pipeThrough(new TextDecoderStream()).pipeThrough(gate).pipeThrough(new TextEncoderStream());
+    return new Response(body, response);
+  };
+});
+/** Holds the events as soon as this many tools are at work at the same time, with a progress that contains the text. */
+export const holdAtWork = (page, text, count) => page.evaluate(([text, count]) => globalThis.holdAtWork(text, count), [text, count]);
+/** Lets the page have all events. */
+export const releaseEvents = (page) => page.evaluate(() => globalThis.releaseEvents());
 
 /** Stops the clock with which the page measures durations. The clock shows zero. */
 export const stopClock = (page) => page.evaluate(() => {

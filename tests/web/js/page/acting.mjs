@@ -2,7 +2,7 @@
 
 import assert from "node:assert/strict";
 
-import { LONG, accessible, idle, lastAnswer, open, say, shot, step, stop, streams, texts, until } from "./harness.mjs";
+import { LONG, accessible, idle, lastAnswer, open, say, send, shot, step, stop, streams, texts, until } from "./harness.mjs";
 
 await step("an answer is stopped, repeated and edited, and alternates are chosen", async (made) => {
   const page = await open(made);
@@ -109,7 +109,7 @@ await step("prompts are queued, withdrawn, and join the answer", async (made) =>
   await page.getByRole("button", { name: "Approve" }).click();
   await idle(page, 4);
   await until(async () => assert.deepEqual(await texts(page, ".message.user .plain"), [LONG, "send_mail `one`", "Hello again"]));
-  await say(page, "send_mail `two`");
+  await send(page, "send_mail `two`");
   await page.waitForSelector(".tool.waiting");
   await page.fill("#prompt", "and be quick");
   await page.check("#at-step-box");

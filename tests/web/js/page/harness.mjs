@@ -99,6 +99,16 @@ export const say = async (page, text) => {
   await page.fill("#prompt", text);
   await page.press("#prompt", "Enter");
 };
+/**
+ * Sends a prompt, and waits until the server has accepted it. A server with a store has then stored the prompt, so that it
+ * survives a kill of the server.
+ */
+export async function send(page, text) {
+  const isIts = (request) => request.url().endsWith("/commands") && request.postDataJSON().prompt?.content[0].text === text;
+  const answer = page.waitForResponse((response) => isIts(response.request()));
+  await say(page, text);
+  assert.ok((await answer).ok());
+}
 /** Waits until no run is active and `count` answers are shown. */
 export const idle = (page, count = 1) =>
   page.waitForFunction(

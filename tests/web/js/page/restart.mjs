@@ -2,18 +2,7 @@
 
 import assert from "node:assert/strict";
 
-import { LONG, accessible, context, counted, idOf, idle, lastAnswer, open, saved, say, shot, slow, step, stop, streams, texts, until } from "./harness.mjs";
-
-/** The question for an answer that lasts longer than all waits of a step together. A step that asks it stops the answer. */
-const ENDLESS = "count to 20000";
-
-/** Sends a prompt, and waits until the server has stored it. Only then does the prompt survive a kill of the server. */
-async function send(page, text) {
-  const isIts = (request) => request.url().endsWith("/commands") && request.postDataJSON().prompt?.content[0].text === text;
-  const answer = page.waitForResponse((response) => isIts(response.request()));
-  await say(page, text);
-  assert.ok((await answer).ok());
-}
+import { ENDLESS, LONG, accessible, context, counted, idOf, idle, lastAnswer, open, saved, say, send, shot, slow, step, stop, streams, texts, until } from "./harness.mjs";
 
 /** Kills the server and starts it again. `lost` is called while there is no server. */
 async function restart(page, lost = async () => {}) {

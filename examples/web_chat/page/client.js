@@ -314,6 +314,9 @@ function search(query) {
  * @property {string[]} [watch] The ids of the watched conversations.
  * @property {number} [messages] The number of messages in a snapshot: the last ones of the path. Without it, a snapshot has
  *   all messages.
+ * @property {number} [silence] The time in milliseconds without any byte after which the stream connects again. The
+ *   default is 45,000. It must be longer than `keep_alive` of the server, which is 15 s by default: the server sends a
+ *   comment after this time, so that a connection that carries nothing is not taken for a lost one. `Infinity` turns this off.
  * @property {(id: string, snapshot: SessionSnapshot, update: Update, before: SessionSnapshot | null) => void}
  *   [onConversation] Called after each update, with the snapshot that includes it. After a resync, `before` is the
  *   snapshot that was replaced. Otherwise it is the same object as `snapshot`, which is changed in place. After an update
@@ -465,22 +468,32 @@ export class Stream {
     if (this.#options.list) query.set("list", "true");
     if (this.#options.messages) query.set("messages", String(this.#options.messages));
     const positions = [...this.snapshots].map(([id, snapshot]) => `${id}:${snapshot.last}`).join(",");
-    const response = await this.#client.request(`/events?${query}`, {
-      headers: { accept: "text/event-stream", ...(positions && { "last-event-id": positions }) },
-      cache: "no-store",
-      signal: connection.signal,
-    });
-    if (!response.body) throw new Error("the response has no body");
-    this.#failures = 0;
-    this.#tell("open", null);
+    // A connection can be lost without a sign, for example when a laptop sleeps or changes its network.
+    const { silence = 45_000 } = this.#options;
+    /** @type {ReturnType<typeof setTimeout> | undefined} */
+    let watchdog;
+    const heard = () => {
+      clearTimeout(watchdog);
+      if (Number.isFinite(silence)) watchdog = setTimeout(() => this.reconnect(), silence);
+    };
     let delay = -1;
     try {
-      for await (const { event, data } of frames(response.body)) {
+      heard();
+      const response = await this.#client.request(`/events?${query}`, {
+        headers: { accept: "text/event-stream", ...(positions && { "last-event-id": positions }) },
+        cache: "no-store",
+        signal: connection.signal,
+      });
+      if (!response.body) throw new Error("the response has no body");
+      this.#failures = 0;
+      this.#tell("open", null);
+      for await (const { event, data } of frames(response.body, heard)) {
         if (this.#isClosed || this.#isRestarting) break;
         if (event === "ending") delay = JSON.parse(data).retry_after * 1000;
         else this.#take(event, JSON.parse(data));
       }
     } finally {
+      clearTimeout(watchdog);
       connection.abort();
     }
     // A stream that ends without an announcement was cut.
@@ -554,9 +567,10 @@ export function backoff(failures) {
 /**
  * Splits a body into server-sent events.
  * @param {ReadableStream<Uint8Array>} body
+ * @param {() => void} [heard] Called for each piece of the body, also for one without an event.
  * @returns {AsyncGenerator<{ event: string, data: string, id: string | null }>}
  */
-export async function* frames(body) {
+export async function* frames(body, heard) {
   const reader = body.getReader();
   const decoder = new TextDecoder();
   let rest = "";
@@ -569,6 +583,7 @@ export async function* frames(body) {
     for (;;) {
       const { done, value } = await reader.read();
       if (done) return;
+      heard?.();
       rest += decoder.decode(value, { stream: true });
       // A line ends with LF, CR LF or CR. A CR at the end of a piece may be followed by an LF in the next piece.
       const end = rest.endsWith("\r") ? rest.length - 1 : rest.length;

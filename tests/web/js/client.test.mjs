@@ -175,6 +175,57 @@ test("stream_after_an_unannounced_end_waits_and_connects_again", async () => {
   assert.deepEqual(states.slice(0, 5), ["connecting", "open", "waiting", "connecting", "open"]);
 });
 
+/** Waits until everything has happened that needs no timer. */
+const settled = () => new Promise((resolve) => setImmediate(resolve));
+
+test("stream_without_any_bytes_for_a_while_continues_over_another_connection", async (t) => {
+  t.mock.timers.enable({ apis: ["setTimeout"] });
+  const requests = [];
+  // The bodies never end. They fail if the request is aborted.
+  const fetch = async (_, { headers, signal }) => {
+    const body = new ReadableStream({
+      start(controller) {
+        const send = (text) => controller.enqueue(new TextEncoder().encode(text));
+        requests.push({ position: headers["last-event-id"], send });
+        signal.addEventListener("abort", () => controller.error(new DOMException("aborted", "AbortError")));
+      },
+    });
+    return new Response(body);
+  };
+  const states = [];
+  const stream = new Client("/agent", { fetch }).stream({ watch: ["c"], onState: (state) => states.push(state) });
+  requests[0].send(resync("a-1"));
+  await settled();
+  assert.equal(stream.snapshots.get("c").last, "a-1");
+  // A comment shows that the connection works.
+  t.mock.timers.tick(44_999);
+  requests[0].send(": keep-alive\n\n");
+  await settled();
+  t.mock.timers.tick(44_999);
+  await settled();
+  assert.equal(requests.length, 1);
+  t.mock.timers.tick(1);
+  await settled();
+  assert.deepEqual(requests.map(({ position }) => position), [undefined, "c:a-1"]);
+  assert.deepEqual(states, ["connecting", "open", "connecting", "open"]);
+  stream.close();
+  t.mock.timers.tick(45_000);
+  await settled();
+  assert.equal(requests.length, 2);
+});
+
+test("stream_without_an_answer_for_a_while_asks_again_unless_the_silence_is_infinite", async (t) => {
+  t.mock.timers.enable({ apis: ["setTimeout"] });
+  for (const [silence, expected] of [[10, 2], [Number.POSITIVE_INFINITY, 1]]) {
+    const { requests, client } = scripted([]);
+    const stream = client.stream({ watch: ["c"], silence });
+    t.mock.timers.tick(10);
+    await settled();
+    assert.equal(requests.length, expected);
+    stream.close();
+  }
+});
+
 test("stream_without_permission_is_closed", async () => {
   const problem = { type: "urn:omni-agent:unauthenticated", title: "The request is not authenticated.", status: 401 };
   const { client } = scripted([Response.json(problem, { status: 401 })]);

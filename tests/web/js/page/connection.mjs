@@ -175,10 +175,10 @@ await step("a conversation that stays open on another server is opened again by 
     return route.fulfill(only("refused", { conversation: id, problem: ELSEWHERE }));
   };
   await made.route(STREAMS, refuse);
-  // Without this, the page would wait for a minute in all.
+  // Without this, the page would wait for a minute in all. A longer timer watches for a lost connection.
   await page.evaluate(() => {
     const { setTimeout } = globalThis;
-    globalThis.setTimeout = (run, delay) => setTimeout(run, Math.min(delay, 10));
+    globalThis.setTimeout = (run, delay) => setTimeout(run, delay > 40_000 ? delay : Math.min(delay, 10));
   });
   await hide(page, true);
   await hide(page, false);

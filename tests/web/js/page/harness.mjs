@@ -163,11 +163,14 @@ export const hide = (page, isHidden) => page.evaluate((isHidden) => {
   document.dispatchEvent(new Event("visibilitychange"));
 }, isHidden);
 
-/** Holds the timers of half a second and more that the page starts from now on, until `passTimers`. */
+/**
+ * Holds the timers of half a second and more that the page starts from now on, until `passTimers`. A timer of more than 40 s
+ * watches for a lost connection, and is not held.
+ */
 export const holdTimers = (page) => page.evaluate(() => {
   const { setTimeout } = globalThis;
   const held = [];
-  globalThis.setTimeout = (run, delay) => (delay >= 500 ? void held.push(run) : setTimeout(run, delay));
+  globalThis.setTimeout = (run, delay) => (delay >= 500 && delay < 40_000 ? void held.push(run) : setTimeout(run, delay));
   globalThis.passTimers = () => held.splice(0).forEach((run) => run());
 });
 /** Lets the timers that are held run now. */

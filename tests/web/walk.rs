@@ -71,7 +71,7 @@ async fn walk_through_answers_and_the_list_in_chromium_succeeds() {
 
 #[tokio::test]
 async fn walk_through_looks_attacks_and_restarts_in_chromium_succeeds() {
-    walk("restarts", 10, &["looks", "connection", "attacks", "long", "restart"]).await;
+    walk("restarts", 10, &["looks", "connection", "sending", "attacks", "long", "restart"]).await;
 }
 
 /// Runs the steps of these scripts, which have their own browser and servers. The servers have ten ports to choose from, at

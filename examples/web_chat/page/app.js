@@ -70,13 +70,25 @@ function notice(key, text, { isBad = false, action, seconds } = {}) {
   ]);
 }
 
-/** @param {unknown} error */
-function fail(error) {
+const UNKNOWN_MESSAGE = "It is not known whether the message has arrived. If you send it again unchanged, it does not arrive twice.";
+
+/**
+ * Shows why something has failed. A request without an answer may have reached the server.
+ * @param {unknown} error
+ * @param {string} [unknown] The sentence for a request without an answer.
+ */
+function fail(error, unknown = "It is not known whether the change was made.") {
   const text = error instanceof ProblemError
     ? error.message
-    : error instanceof TypeError ? "The server cannot be reached. Nothing was changed." : String(error instanceof Error ? error.message : error);
+    : error instanceof TypeError ? `The server cannot be reached. ${unknown}`.trim() : String(error instanceof Error ? error.message : error);
   notice("error", text, { isBad: true, seconds: 15 });
 }
+
+/**
+ * Shows why something could not be read.
+ * @param {unknown} error
+ */
+const failToRead = (error) => fail(error, "");
 
 /** @param {import("./client.js").SessionCommand} command */
 async function command(command) {
@@ -137,33 +149,26 @@ const sidebar = new Sidebar(client, {
       fail(error);
     }
   },
-  fail,
+  fail: failToRead,
   chosen: () => toggleSidebar(false),
   changed: watch,
 });
 
 const composer = new Composer({
-  async send(prompt) {
-    const model = newModel;
-    let id = current;
-    const compact = /^\/compact(?:\s+(.+))?$/s.exec(prompt.content.length === 1 ? textOf(prompt) : "");
+  async send(prompt, id) {
+    const compact = id !== null && /^\/compact(?:\s+(.+))?$/s.exec(prompt.content.length === 1 ? textOf(prompt) : "");
     try {
-      if (id && compact) {
-        await client.command(id, { type: "compact", ...(compact[1] && { focus: compact[1] }) });
-      } else if (!id) {
-        ({ id } = await client.create(model ? { model } : {}));
-        await client.command(id, { type: "run", prompt });
-        location.hash = `/${encodeURIComponent(id)}`;
-      } else {
-        await client.command(id, { type: "run", prompt });
-      }
+      id ??= await create();
+      await client.command(id, compact ? { type: "compact", ...(compact[1] && { focus: compact[1] }) } : { type: "run", prompt });
+      // The user may have chosen another conversation in the meantime.
+      if (id !== current) return true;
       follow();
       lost = [];
       const end = stream.snapshots.get(id)?.agent.last_run;
       if (end) dismissedRun = runKey(end);
       return true;
     } catch (error) {
-      fail(error);
+      fail(error, UNKNOWN_MESSAGE);
       return false;
     }
   },
@@ -172,8 +177,22 @@ const composer = new Composer({
     const answer = await press({ type: "unstage", id });
     if (answer?.type === "prompt") composer.putBack(answer.prompt);
   },
-  fail,
+  fail: failToRead,
 });
+
+/**
+ * Creates a conversation, and shows it unless the user has chosen another one in the meantime. Returns its id. It is shown
+ * before its first message is sent, so that the next message goes to it too, even if the first one fails.
+ */
+async function create() {
+  const { id } = await client.create(newModel ? { model: newModel } : {});
+  composer.created(id);
+  if (current === null) {
+    location.hash = `/${encodeURIComponent(id)}`;
+    route();
+  }
+  return id;
+}
 
 /**
  * @param {string} id
@@ -236,7 +255,7 @@ async function loadOlder() {
     if (!isFollowing) scroller.scrollTop = scroller.scrollHeight - below;
     if (snapshot.from === undefined && document.activeElement === document.body) scroller.focus();
   } catch (error) {
-    fail(error);
+    failToRead(error);
   } finally {
     isLoadingOlder = false;
   }
@@ -800,7 +819,7 @@ byId("new").addEventListener("click", () => {
 byId("tools").append(
   iconButton("map", "All branches", async () => {
     const id = current;
-    const snapshot = id && (await client.snapshot(id).catch(fail));
+    const snapshot = id && (await client.snapshot(id).catch(failToRead));
     // Another conversation may be on screen by now.
     if (!snapshot || id !== current || byId("map").open) return;
     showOutline(snapshot, snapshot.agent.status !== "idle", (node) => {
@@ -818,7 +837,7 @@ byId("tools").append(
       const snapshot = await client.snapshot(current);
       save(new Blob([JSON.stringify(snapshot, null, 2)], { type: "application/json" }), `${current}.json`);
     } catch (error) {
-      fail(error);
+      failToRead(error);
     }
   }),
 );

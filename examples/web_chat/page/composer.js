@@ -8,6 +8,24 @@ import { textOf } from "./messages.js";
 const DRAFT = "chat.draft.";
 
 /**
+ * A message for which Enter was pressed, until the server has accepted it.
+ * @typedef {object} Outgoing
+ * @property {string} key The id of the conversation, or `new`.
+ * @property {string} entered The text as it was in the box.
+ * @property {import("./client.js").Attachment[]} files
+ * @property {import("./client.js").Prompt} prompt
+ */
+
+/** @param {string} key The id of a conversation, or `new`. */
+function draftOf(key) {
+  try {
+    return localStorage.getItem(DRAFT + key) ?? "";
+  } catch {
+    return "";
+  }
+}
+
+/**
  * @param {string} key The id of a conversation, or `new`.
  * @param {string} text
  */
@@ -23,15 +41,16 @@ function keepDraft(key, text) {
 export class Composer {
   /** @type {import("./client.js").Attachment[]} */ #files = [];
   /** @type {Map<string, import("./client.js").Attachment[]>} */ #filesOf = new Map();
-  #key = "new";
+  #key = "";
   #isBusy = false;
-  #isSending = false;
-  // The conversation in which Enter was pressed while another message was on its way.
-  /** @type {string | null} */ #sendsNext = null;
+  /** The messages on their way to the server, one after the other. @type {Outgoing[]} */ #outgoing = [];
+  // The server may have accepted these messages although no answer has arrived. If one of them is sent again unchanged, it
+  // keeps its id, so the server accepts it only once.
+  /** @type {Map<string, import("./client.js").Prompt>} */ #unanswered = new Map();
   #queue = "";
 
   /**
-   * @param {{ send: (prompt: import("./client.js").Prompt) => Promise<boolean>, stop: () => void,
+   * @param {{ send: (prompt: import("./client.js").Prompt, id: string | null) => Promise<boolean>, stop: () => void,
    *   unstage: (id: string) => Promise<any>, fail: (error: unknown) => void }} actions
    */
   constructor(actions) {
@@ -50,7 +69,10 @@ export class Composer {
       event.preventDefault();
       this.#send();
     });
-    this.area.addEventListener("input", () => this.#changed());
+    this.area.addEventListener("input", () => {
+      this.#unanswered.delete(this.#key);
+      this.#changed();
+    });
     addEventListener("storage", (event) => {
       // The draft was changed in another window.
       if (event.key !== DRAFT + this.#key || document.activeElement === this.area) return;
@@ -104,15 +126,29 @@ export class Composer {
    * @param {string | null} id
    */
   open(id) {
+    const key = id ?? "new";
+    if (key === this.#key) return;
     this.#filesOf.set(this.#key, this.#files);
-    this.#key = id ?? "new";
-    this.#files = this.#filesOf.get(this.#key) ?? [];
-    try {
-      this.area.value = localStorage.getItem(DRAFT + this.#key) ?? "";
-    } catch {
-      this.area.value = "";
-    }
+    this.#key = key;
+    this.#files = this.#filesOf.get(key) ?? [];
+    this.area.value = draftOf(key);
     this.#showFiles();
+    this.#changed();
+  }
+
+  /**
+   * Gives the new conversation its id. The messages and the draft that were entered in the meantime belong to it too.
+   * @param {string} id
+   */
+  created(id) {
+    for (const outgoing of this.#outgoing) {
+      if (outgoing.key === "new") outgoing.key = id;
+    }
+    // The user may have chosen another conversation in the meantime.
+    if (this.#key !== "new") return;
+    keepDraft("new", "");
+    this.#filesOf.delete("new");
+    this.#key = id;
     this.#changed();
   }
 
@@ -173,7 +209,7 @@ export class Composer {
 
   #changed() {
     const isEmpty = !this.area.value.trim() && this.#files.length === 0;
-    byId("send").disabled = isEmpty || this.#isSending;
+    byId("send").disabled = isEmpty;
     keepDraft(this.#key, this.area.value);
     byId("stop").hidden = !this.#isBusy;
     byId("send").hidden = this.#isBusy && isEmpty;
@@ -184,43 +220,63 @@ export class Composer {
     setText(byId("hint"), this.#isBusy && !isEmpty ? "Sent after this answer" : "");
   }
 
-  async #send() {
-    const text = this.area.value.trim();
-    if (!text && !this.#files.length) return;
-    if (this.#isSending) {
-      this.#sendsNext = this.#key;
-      return;
-    }
-    const files = this.#files;
+  /** Takes the message out of the box, and sends it after those that were entered before it. */
+  #send() {
+    const [entered, files] = [this.area.value, this.#files];
+    const text = entered.trim();
+    if (!text && !files.length) return;
     /** @type {import("./client.js").Content[]} */
     const content = [...files];
     if (text) content.push({ type: "text", text });
+    const before = this.#unanswered.get(this.#key);
+    const isSame = before && JSON.stringify(before.content) === JSON.stringify(content);
     /** @type {import("./client.js").Prompt} */
-    const prompt = { id: crypto.randomUUID(), content };
+    const prompt = { id: isSame ? before.id : crypto.randomUUID(), content };
     if (this.#isBusy && byId("at-step-box").checked) prompt.next = "step";
-    const [before, key] = [this.area.value, this.#key];
-    this.#isSending = true;
+    byId("at-step-box").checked = false;
     this.area.value = "";
     this.#files = [];
     this.#showFiles();
     this.#changed();
-    const isSent = await this.actions.send(prompt);
-    this.#isSending = false;
-    byId("at-step-box").checked = false;
-    if (!isSent && key !== this.#key && key !== "new") {
-      // The user has chosen another conversation in the meantime.
-      keepDraft(key, before);
-      this.#filesOf.set(key, files);
-    } else if (!isSent) {
-      // Text that was typed in the meantime is kept.
-      this.area.value = this.area.value ? `${before}\n${this.area.value}` : before;
-      this.#files = [...files, ...this.#files];
-      this.#showFiles();
+    this.#outgoing.push({ key: this.#key, entered, files, prompt });
+    if (this.#outgoing.length === 1) this.#sendAll();
+  }
+
+  async #sendAll() {
+    while (this.#outgoing.length) {
+      const [next] = this.#outgoing;
+      const isSent = await this.actions.send(next.prompt, next.key === "new" ? null : next.key);
+      if (isSent) {
+        this.#outgoing.shift();
+        this.#unanswered.delete(next.key);
+      } else {
+        this.#restore(next.key);
+      }
     }
-    this.#changed();
-    const sendsNext = isSent && this.#sendsNext === this.#key;
-    this.#sendsNext = null;
-    if (sendsNext) this.#send();
+  }
+
+  /**
+   * Puts the messages of a conversation back into its box, before the text that was typed in the meantime.
+   * @param {string} key
+   */
+  #restore(key) {
+    const unsent = this.#outgoing.filter((outgoing) => outgoing.key === key);
+    this.#outgoing = this.#outgoing.filter((outgoing) => outgoing.key !== key);
+    const isShown = key === this.#key;
+    const draft = isShown ? this.area.value : draftOf(key);
+    const drafted = isShown ? this.#files : (this.#filesOf.get(key) ?? []);
+    const texts = [...unsent.map(({ entered }) => entered), draft].filter((text) => text.trim());
+    const files = [...unsent.flatMap((outgoing) => outgoing.files), ...drafted];
+    this.#unanswered.set(key, unsent[0].prompt);
+    if (isShown) {
+      this.area.value = texts.join("\n");
+      this.#files = files;
+      this.#showFiles();
+      this.#changed();
+    } else {
+      keepDraft(key, texts.join("\n"));
+      this.#filesOf.set(key, files);
+    }
   }
 
   /**

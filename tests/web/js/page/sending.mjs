@@ -1,0 +1,135 @@
+// Messages and decisions on their way to the server: answers that are lost or late, and users who do not wait for them.
+
+import assert from "node:assert/strict";
+
+import { fresh, idle, open, say, send, shot, step, texts, until } from "./harness.mjs";
+
+/** Performs the next request of this kind, and resets the connection before the answer. */
+const loseAnswer = (made, address) => made.route(address, async (route) => {
+  await route.fetch();
+  await route.abort("connectionreset");
+}, { times: 1 });
+
+/** Holds the next request of this kind. Returns a function that waits for the request, and one that lets it pass. */
+async function hold(made, address) {
+  const [isHeld, held] = gate();
+  const [isReleased, release] = gate();
+  let isFirst = true;
+  await made.route(address, async (route) => {
+    // The list is read at the address at which conversations are created.
+    if (!isFirst || route.request().method() !== "POST") return route.fallback();
+    isFirst = false;
+    held();
+    await isReleased;
+    await route.continue();
+  });
+  return [isHeld, release];
+}
+
+function gate() {
+  let open;
+  const isOpen = new Promise((resolve) => (open = resolve));
+  return [isOpen, open];
+}
+
+/** Counts the conversations that the page creates. */
+function creations(page) {
+  const seen = [];
+  page.on("request", (request) => request.method() === "POST" && request.url().endsWith("/conversations") && seen.push(request));
+  return seen;
+}
+
+/** Returns the texts of all prompts that the server knows of the conversation on screen, also those that wait. */
+const known = (page) => page.evaluate(async () => {
+  const { tree, agent } = await (await fetch(`agent/conversations/${location.hash.slice(2)}`)).json();
+  const messages = [...tree.nodes.map((node) => node.message), ...agent.pending].filter((message) => message?.role === "user");
+  const all = [...messages, ...(agent.staged ?? [])].map(({ content }) => content.map((block) => block.text ?? "").join(""));
+  return all.filter(Boolean);
+});
+
+/** Presses Enter in the box, and waits until the server has accepted the message. */
+async function enter(page) {
+  const answer = page.waitForResponse((response) => response.url().endsWith("/commands"));
+  await page.press("#prompt", "Enter");
+  assert.ok((await answer).ok());
+  await page.waitForFunction(() => document.querySelector("#prompt").value === "");
+}
+
+const isRestored = async (page, text) => {
+  await page.locator("#notice", { hasText: "The server cannot be reached." }).waitFor();
+  await page.waitForFunction((text) => document.querySelector("#prompt").value === text, text);
+};
+
+await step("a message whose answer was lost arrives once if it is sent again unchanged", async (made) => {
+  const page = await open(made);
+  await say(page, "Hello");
+  await idle(page);
+  await loseAnswer(made, "**/commands");
+  await say(page, "pay 100");
+  await isRestored(page, "pay 100");
+  await idle(page, 2);
+  await shot(page, "60-unknown");
+  await enter(page);
+  await idle(page, 2);
+  assert.deepEqual(await known(page), ["Hello", "pay 100"]);
+  // The same text is another message after the user has typed it again.
+  await loseAnswer(made, "**/commands");
+  await say(page, "pay 200");
+  await isRestored(page, "pay 200");
+  await page.locator("#notice", { hasText: "It is not known whether the message has arrived." }).waitFor();
+  await page.fill("#prompt", "pay 2");
+  await page.fill("#prompt", "pay 200");
+  await enter(page);
+  await idle(page, 4);
+  assert.deepEqual(await known(page), ["Hello", "pay 100", "pay 200", "pay 200"]);
+});
+
+await step("the first message of a conversation whose answer was lost starts one conversation and one run", async (made) => {
+  const page = await open(made);
+  const created = creations(page);
+  await loseAnswer(made, "**/commands");
+  await say(page, "pay 100");
+  await isRestored(page, "pay 100");
+  await enter(page);
+  await idle(page);
+  assert.equal(created.length, 1);
+  assert.deepEqual(await known(page), ["pay 100"]);
+});
+
+await step("messages that are entered while the first one is on its way belong to its conversation", async (made) => {
+  const page = await open(made);
+  const created = creations(page);
+  for (const [index, address] of ["**/agent/conversations", "**/commands"].entries()) {
+    const [isHeld, release] = await hold(made, address);
+    await say(page, "count to 3");
+    await isHeld;
+    await say(page, "count to 4");
+    await page.fill("#prompt", "not entered");
+    release();
+    await idle(page, 2);
+    assert.deepEqual(await known(page), ["count to 3", "count to 4"], address);
+    assert.equal(created.length, index + 1, address);
+    assert.equal(await page.inputValue("#prompt"), "not entered");
+    await page.fill("#prompt", "");
+    await fresh(page);
+    assert.equal(await page.inputValue("#prompt"), "");
+  }
+});
+
+await step("a message that joins at the next step is entered while another one is on its way", async (made) => {
+  const page = await open(made);
+  await send(page, "send_mail `one`");
+  await page.waitForSelector(".tool.waiting");
+  const [isHeld, release] = await hold(made, "**/commands");
+  await say(page, "queued message");
+  await isHeld;
+  await page.fill("#prompt", "joining message");
+  await page.check("#at-step-box");
+  await page.press("#prompt", "Enter");
+  release();
+  await page.locator("#queue li", { hasText: "queued message" }).filter({ hasText: "queued" }).waitFor();
+  await page.locator("#queue li", { hasText: "joining message" }).filter({ hasText: "next step" }).waitFor();
+  assert.equal(await page.isChecked("#at-step-box"), false);
+  await page.getByRole("button", { name: "Approve" }).click();
+  await idle(page, 3);
+});

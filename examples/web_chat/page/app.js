@@ -563,7 +563,8 @@ function paintWaiting(snapshot) {
   const pauses = snapshot?.agent.pauses ?? [];
   const bar = byId("waiting");
   bar.hidden = pauses.length === 0;
-  const key = pauses.map((pause) => pause.tool_use.id).join();
+  // Tool uses of different conversations can have the same ids.
+  const key = pauses.map((pause) => [pause.turn, pause.tool_use.id]).join();
   if (bar.dataset.key === key) return;
   bar.dataset.key = key;
   if (!pauses.length) return place(bar, []);
@@ -572,11 +573,13 @@ function paintWaiting(snapshot) {
   // Questions are left out, because no single answer fits all of them.
   const approvals = pauses.filter((pause) => !isQuestion(pause));
   const all = async () => {
+    // The user may choose another conversation in the meantime.
+    const id = /** @type {string} */ (current);
     // One command each, so that the others are approved even if somebody has decided about one meanwhile.
     for (const { turn, tool_use } of approvals) {
       try {
         const command = { type: "decide", turn, decisions: [[tool_use.id, "execute"]] };
-        await client.command(/** @type {string} */ (current), command);
+        await client.command(id, command);
       } catch (error) {
         if (!(error instanceof ProblemError && error.code === "stale-decision")) return fail(error);
       }

@@ -2,7 +2,7 @@
 
 import assert from "node:assert/strict";
 
-import { fresh, idle, open, say, send, shot, step, texts, until } from "./harness.mjs";
+import { fresh, idOf, idle, open, say, send, shot, step, texts, until } from "./harness.mjs";
 
 /** Performs the next request of this kind, and resets the connection before the answer. */
 const loseAnswer = (made, address) => made.route(address, async (route) => {
@@ -132,4 +132,46 @@ await step("a message that joins at the next step is entered while another one i
   assert.equal(await page.isChecked("#at-step-box"), false);
   await page.getByRole("button", { name: "Approve" }).click();
   await idle(page, 3);
+});
+
+await step("all approvals are given in the conversation in which the button was pressed", async (made) => {
+  const page = await open(made);
+  await say(page, "Hello");
+  await idle(page);
+  const other = await idOf(page);
+  await fresh(page);
+  await say(page, "send_mail `one` and `two` and `three` and `four`");
+  await page.locator("#waiting", { hasText: "4 decisions are needed" }).waitFor();
+  const id = await idOf(page);
+  const decided = [];
+  page.on("request", (request) => request.url().endsWith("/commands") && decided.push(request.url().split("/").at(-2)));
+  const [isHeld, release] = await hold(made, "**/commands");
+  await page.getByRole("button", { name: "Approve all" }).click();
+  await isHeld;
+  await page.evaluate((id) => (location.hash = `/${id}`), other);
+  await page.locator(".message.answer").waitFor();
+  release();
+  await until(() => assert.deepEqual(decided, [id, id, id, id]));
+  await page.evaluate((id) => (location.hash = `/${id}`), id);
+  await idle(page, 2);
+  assert.equal(await page.locator(".badge.done").count(), 4);
+});
+
+await step("all approvals are given in each of two conversations that look the same", async (made) => {
+  const page = await open(made);
+  const ids = [];
+  for (const _ of [1, 2]) {
+    await fresh(page);
+    await say(page, "send_mail `one` and `two`");
+    await page.locator("#waiting", { hasText: "2 decisions are needed" }).waitFor();
+    ids.push(await idOf(page));
+  }
+  // The page watches both conversations, because both wait for decisions.
+  for (const id of ids) {
+    await page.evaluate((id) => (location.hash = `/${id}`), id);
+    await page.waitForFunction((id) => document.querySelector(`.item.current a[href="#/${id}"]`) && document.querySelector(".tool.waiting"), id);
+    await page.getByRole("button", { name: "Approve all" }).click();
+    await idle(page, 2);
+    assert.equal(await page.locator(".badge.done").count(), 2);
+  }
 });

@@ -639,35 +639,43 @@ function paintTail(snapshot, isBusy) {
     if (end.outcome === "stopped" && end.stop_reason === "max_steps") parts.push(h("p", { class: "note" }, "Stopped at the limit of steps."));
     if (end.outcome === "stopped" && end.stop_reason === "budget") parts.push(h("p", { class: "note" }, "Stopped at the limit of the budget."));
     if (end.outcome === "stopped" && end.stop_reason === "length") parts.push(h("p", { class: "note" }, "The answer has reached its greatest length."));
-    const unsent = [...(end.unanswered ?? []).filter((message) => !shown.has(message.id)), ...(end.staged ?? [])];
-    for (const prompt of unsent) parts.push(unanswered(prompt, "This message has no answer.", () => (dismissedRun = runKey(end))));
+    const why = "This message has no answer.";
+    const dismiss = () => (dismissedRun = runKey(end));
+    // The server knows the id of a message whose run has ended, and accepts it only under another one.
+    const ended = (end.unanswered ?? []).filter((message) => !shown.has(message.id));
+    for (const message of ended) parts.push(unanswered(message, message.id && `${message.id}-again`, why, dismiss));
+    for (const prompt of end.staged ?? []) parts.push(unanswered(prompt, prompt.id, why, dismiss));
   }
   for (const prompt of lost) {
-    parts.push(unanswered(prompt, "This message was lost when the server was restarted.", () => (lost = lost.filter((other) => other !== prompt))));
+    const dismiss = () => (lost = lost.filter((other) => other !== prompt));
+    parts.push(unanswered(prompt, prompt.id, "This message was lost when the server was restarted.", dismiss));
   }
   place(tail, parts);
 }
 
 /**
  * @param {import("./client.js").Prompt | import("./client.js").Message} prompt
+ * @param {string | undefined} id The id under which the message is sent again. The server accepts it only once.
  * @param {string} why
  * @param {() => void} done
  */
-function unanswered(prompt, why, done) {
+function unanswered(prompt, id, why, done) {
+  const conversation = /** @type {string} */ (current);
   const again = async () => {
-    const tree = current ? stream.snapshots.get(current)?.tree : undefined;
-    const node = tree?.nodes.find((node) => prompt.id !== undefined && node.message?.id === prompt.id);
-    let { content } = prompt;
+    button.disabled = true;
     try {
-      if (!node) content = await withData(content);
+      const tree = stream.snapshots.get(conversation)?.tree;
+      const node = tree?.nodes.find((node) => prompt.id !== undefined && node.message?.id === prompt.id);
+      const run = node ? { at: { again: node.id } } : { prompt: { id, content: await withData(prompt.content) } };
+      await client.command(conversation, { type: "run", ...run });
+      done();
+      schedule();
     } catch (error) {
-      return fail(error);
+      fail(error, UNKNOWN_MESSAGE);
+      button.disabled = false;
     }
-    const run = node ? { at: { again: node.id } } : { prompt: { id: crypto.randomUUID(), content } };
-    if ((await press({ type: "run", ...run })) === undefined) return;
-    done();
-    schedule();
   };
+  const button = h("button", { type: "button", class: "small", onclick: again }, "Send again");
   const back = () => {
     composer.putBack(prompt);
     done();
@@ -675,7 +683,7 @@ function unanswered(prompt, why, done) {
   };
   return h("div", { class: "outcome" }, h("p", {}, why), h("blockquote", { dir: "auto", tabIndex: 0 }, textOf(prompt)),
     h("div", { class: "buttons" },
-      h("button", { type: "button", class: "small", onclick: again }, "Send again"),
+      button,
       h("button", { type: "button", class: "small quiet", onclick: back }, "Edit")));
 }
 

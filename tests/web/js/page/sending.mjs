@@ -2,7 +2,7 @@
 
 import assert from "node:assert/strict";
 
-import { fresh, idOf, idle, open, say, send, shot, step, texts, until } from "./harness.mjs";
+import { LONG, fresh, idOf, idle, open, say, send, shot, step, stop, streams, texts, until } from "./harness.mjs";
 
 /** Performs the next request of this kind, and resets the connection before the answer. */
 const loseAnswer = (made, address) => made.route(address, async (route) => {
@@ -174,4 +174,19 @@ await step("all approvals are given in each of two conversations that look the s
     await idle(page, 2);
     assert.equal(await page.locator(".badge.done").count(), 2);
   }
+});
+
+await step("a double click on Send again sends a returned message once", async (made) => {
+  const page = await open(made);
+  await say(page, LONG);
+  await streams(page, " 12 ");
+  await send(page, "Hello");
+  await page.locator("#queue li", { hasText: "Hello" }).waitFor();
+  await stop(page);
+  const again = page.locator(".outcome", { hasText: "Hello" }).getByRole("button", { name: "Send again", exact: true });
+  await again.waitFor();
+  await again.dblclick();
+  await idle(page, 2);
+  assert.deepEqual(await texts(page, ".message.user .plain"), [LONG, "Hello"]);
+  assert.deepEqual(await known(page), [LONG, "Hello"]);
 });

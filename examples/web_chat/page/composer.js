@@ -43,7 +43,8 @@ export class Composer {
   /** @type {Map<string, import("./client.js").Attachment[]>} */ #filesOf = new Map();
   #key = "";
   #isBusy = false;
-  /** The messages on their way to the server, one after the other. @type {Outgoing[]} */ #outgoing = [];
+  // The messages on their way to the server, which are sent one after the other.
+  /** @type {Outgoing[]} */ #outgoing = [];
   // The server may have accepted these messages although no answer has arrived. If one of them is sent again unchanged, it
   // keeps its id, so the server accepts it only once.
   /** @type {Map<string, import("./client.js").Prompt>} */ #unanswered = new Map();

@@ -1,8 +1,8 @@
 //! The ports of the servers that the tests start. All ports are below those that the system gives to outgoing connections.
 //!
-//! Each kind of server has its own range, because a program can only be told a port before it binds it. If the ranges
-//! overlapped, another server could take this port first. The tests in `tests/mcp` and `tests/store/postgres` use the
-//! ports from 20,000 on.
+//! Each kind of server has its own range, because a test chooses the port of a program before the program binds it. If the
+//! ranges overlapped, another server could take this port first. The tests in `tests/mcp` and `tests/store/postgres` use
+//! the ports from 20,000 on.
 
 use std::{ops::Range, process};
 
@@ -37,5 +37,5 @@ pub(crate) async fn listen(range: Range<u16>) -> TcpListener {
             return listener;
         }
     }
-    panic!("no port in {range:?} is free");
+    panic!("all ports in {range:?} are taken");
 }

@@ -8,8 +8,8 @@ use std::{ops::Range, process};
 
 use tokio::net::TcpListener;
 
-/// The servers of the walks through the chat page.
-pub(crate) const PAGES: Range<u16> = 10_000..13_000;
+/// The servers of the walks through the chat page. Browsers refuse to connect to port 10,080.
+pub(crate) const PAGES: Range<u16> = 10_100..13_000;
 /// The servers of the front ends.
 pub(crate) const FRONT_ENDS: Range<u16> = 13_000..15_000;
 /// The processes behind nginx, and nginx.

@@ -457,3 +457,72 @@ async fn chat_reasoning_text_is_thinking() {
     let Content::Thinking(thinking) = &answer.message.content[0] else { panic!("{answer:?}") };
     assert_eq!((thinking.text.as_str(), answer.message.text().as_str()), ("Hm.", "Hi"));
 }
+
+/// Returns the chunk with which MiniMax ends a stream: the whole answer, in place of a delta.
+fn whole_message(message: &Value, finish: &str) -> String {
+    json!({"id": "c", "object": "chat.completion", "choices": [
+        {"index": 0, "message": message, "finish_reason": finish}]})
+    .to_string()
+}
+
+#[tokio::test]
+async fn chat_whole_message_after_its_deltas_is_read_once() {
+    let streamed = [
+        r#"{"id":"c","choices":[{"index":0,"delta":{"role":"assistant","reasoning_content":"Hm."}}]}"#,
+        r#"{"id":"c","choices":[{"index":0,"delta":{"content":"Hel"}}]}"#,
+        r#"{"id":"c","choices":[{"index":0,"delta":{"content":"lo"}}]}"#,
+        r#"{"id":"c","choices":[{"index":0,"delta":{"tool_calls":[{"index":0,"id":"a","function":{"name":"f","arguments":"{\"x\":"}}]}}]}"#,
+        r#"{"id":"c","choices":[{"index":0,"delta":{"tool_calls":[{"index":0,"function":{"arguments":"1}"}}]}}]}"#,
+        r#"{"id":"c","choices":[{"index":0,"delta":{"tool_calls":[{"index":1,"id":"b","function":{"name":"f","arguments":"{}"}}]}}]}"#,
+    ];
+    for (ids, arguments) in
+        [(["a", "b"], "{\"x\":1}"), (["a", "b"], "{ \"x\": 1 }"), (["y", "z"], "{\"x\":1}")]
+    {
+        let call = |id: &str, arguments: &str| json!({"id": id, "type": "function", "function": {"name": "f", "arguments": arguments}});
+        let message = json!({"role": "assistant", "content": "Hello", "reasoning_content": "Hm.",
+            "tool_calls": [call(ids[0], arguments), call(ids[1], "{}")]});
+        let whole = whole_message(&message, "tool_calls");
+        for end in [&[whole.as_str()][..], &[&whole, "[DONE]"]] {
+            let answer = Wire::Chat.answer(&events(&[&streamed, end].concat())).await.unwrap();
+            let [Content::Thinking(thinking), ..] = &answer.message.content[..] else { panic!("{answer:?}") };
+            assert_eq!((thinking.text.as_str(), answer.message.text().as_str()), ("Hm.", "Hello"));
+            assert_eq!(uses(&answer), [("f", &json!({"x": 1})), ("f", &json!({}))], "{message}");
+            assert_eq!((&answer.warnings[..], answer.message.content.len()), (&[][..], 4), "{message}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn chat_whole_message_after_its_deltas_supplies_what_they_omit() {
+    let call = |id: &str, arguments: &str| json!({"id": id, "type": "function", "function": {"name": id, "arguments": arguments}});
+    let message = json!({"role": "assistant", "content": "Hello", "reasoning_content": "Hm.",
+        "tool_calls": [call("f", "{\"x\":{\"y\":1}}"), call("g", "{\"z\":2}")]});
+    let whole = whole_message(&message, "tool_calls");
+    for streamed in [
+        &[r#"{"id":"c","choices":[{"index":0,"delta":{"role":"assistant"}}]}"#][..],
+        &[
+            r#"{"id":"c","choices":[{"index":0,"delta":{"reasoning_content":"H"}}]}"#,
+            r#"{"id":"c","choices":[{"index":0,"delta":{"content":"Hel"}}]}"#,
+            r#"{"id":"c","choices":[{"index":0,"delta":{"tool_calls":[{"index":0,"id":"f","function":{"name":"f","arguments":"{\"x\":"}}]}}]}"#,
+        ],
+    ] {
+        let answer = Wire::Chat.answer(&events(&[streamed, &[&whole]].concat())).await.unwrap();
+        let thinking = answer.message.content.iter().filter_map(|content| match content {
+            Content::Thinking(thinking) => Some(thinking.text.as_str()),
+            _ => None,
+        });
+        assert_eq!((thinking.collect::<String>().as_str(), answer.message.text().as_str()), ("Hm.", "Hello"));
+        assert_eq!(uses(&answer), [("f", &json!({"x": {"y": 1}})), ("g", &json!({"z": 2}))]);
+        assert!(answer.warnings.is_empty(), "{:?}", answer.warnings);
+    }
+}
+
+#[tokio::test]
+async fn chat_whole_message_that_differs_from_its_deltas_is_not_appended() {
+    for (text, warnings) in [("Another text", 1), ("Hello!", 1), ("Bye", 0)] {
+        let whole = whole_message(&json!({"role": "assistant", "content": text}), "stop");
+        let streamed = r#"{"id":"c","choices":[{"index":0,"delta":{"content":"Hullo"}}]}"#;
+        let answer = Wire::Chat.answer(&events(&[streamed, &whole])).await.unwrap();
+        assert_eq!((answer.message.text().as_str(), answer.warnings.len()), ("Hullo", warnings), "{text}");
+    }
+}

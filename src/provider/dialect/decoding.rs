@@ -31,6 +31,10 @@ const QUOTE: usize = 200;
 /// The maximum number of tool calls in one response. Only a broken server sends more.
 pub(super) const MAX_CALLS: usize = 1024;
 
+/// The warning about a complete text at the end of a response that does not begin with the streamed text.
+pub(super) const DIFFERS: &str = "the complete text at the end of the response differs from the streamed text: the \
+                                  streamed text is kept, and its end may be missing";
+
 /// The greatest depth in an event at which the arguments of a tool call are found.
 const MAX_DEPTH: usize = 16;
 

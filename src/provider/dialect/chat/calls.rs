@@ -74,6 +74,14 @@ impl ChatCalls {
         self.list.is_empty()
     }
 
+    pub(super) fn len(&self) -> usize {
+        self.list.len()
+    }
+
+    pub(super) fn has_id(&self, id: &str) -> bool {
+        !id.is_empty() && self.list.iter().any(|call| call.id == id)
+    }
+
     pub(super) fn next_chunk(&mut self) {
         self.chunk += 1;
     }
@@ -85,7 +93,45 @@ impl ChatCalls {
         blocks: &mut ImplicitResponseBlocks,
         deltas: &mut Vec<Delta>,
     ) -> DecodeResult {
-        let at = if let Some(at) = self.locate(&fragment) {
+        let at = self.locate(&fragment);
+        self.extend(at, fragment, answer, blocks, deltas)
+    }
+
+    /// Adds a complete call, which may repeat an earlier call. Such a call has the same id, or its position is less than
+    /// `known` and it has the same name. Only the part of its arguments that was not received yet is added.
+    pub(super) fn repeat(
+        &mut self,
+        mut fragment: ChatToolCallFragment<'_>,
+        known: usize,
+        answer: &str,
+        blocks: &mut ImplicitResponseBlocks,
+        deltas: &mut Vec<Delta>,
+    ) -> DecodeResult {
+        let by_id = || self.list.iter().position(|call| !call.id.is_empty() && *call.id == *fragment.id);
+        let by_place = || fragment.place.filter(|at| *at < known && self.list[*at].can_be(&fragment.name));
+        let at = by_id().or_else(by_place);
+        if let Some(call) = at.map(|at| &mut self.list[at]) {
+            if call.block.is_none() {
+                call.name.clear();
+            }
+            if call.received.bytes() > 0 {
+                let rest = call.received.rest(&fragment.arguments).unwrap_or_default().to_owned();
+                fragment.arguments = Cow::Owned(rest);
+            }
+        }
+        self.extend(at, fragment, answer, blocks, deltas)
+    }
+
+    /// Adds a fragment to the call at the position `at`, or begins a new call if `at` is `None`.
+    fn extend(
+        &mut self,
+        at: Option<usize>,
+        fragment: ChatToolCallFragment<'_>,
+        answer: &str,
+        blocks: &mut ImplicitResponseBlocks,
+        deltas: &mut Vec<Delta>,
+    ) -> DecodeResult {
+        let at = if let Some(at) = at {
             at
         } else {
             if self.list.len() >= MAX_CALLS {
@@ -270,6 +316,11 @@ impl ChatCall {
     /// that has neither an index nor an id.
     fn repeats(&self, name: &str) -> bool {
         self.name.is_empty() || (self.name == name && !self.json.is_complete())
+    }
+
+    /// Returns whether this may be the call with this complete name.
+    fn can_be(&self, name: &str) -> bool {
+        self.name == name || self.block.is_none() && name.starts_with(&self.name)
     }
 
     /// Returns whether the arguments so far are only an empty object, which other arguments may replace.

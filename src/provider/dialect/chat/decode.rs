@@ -17,8 +17,8 @@ use crate::{
         dialect::{
             Decoder, Frame,
             decoding::{
-                DecodeResult, ImplicitResponseBlocks, ResponseAlternatives, ResponseMetadata, StrayEvents,
-                TextBlockKind, parse, skip_unreadable, tamed,
+                DIFFERS, DecodeResult, ImplicitResponseBlocks, ReceivedTextDigest, ResponseAlternatives,
+                ResponseMetadata, StrayEvents, TextBlockKind, parse, skip_unreadable, tamed,
             },
             error::{self, is_error},
             lenient::{LatestUsage, LenientCount, LenientText, ReportedUsage, Scalar, StrictText},
@@ -189,6 +189,15 @@ pub(super) struct ChatDecoder {
     metadata: ResponseMetadata,
     usage: LatestUsage,
     stop: Option<StopReason>,
+    /// The text and the reasoning so far, which a whole message at the end repeats.
+    text: ReceivedTextDigest,
+    thinking: ReceivedTextDigest,
+    /// The number of images so far.
+    images: usize,
+    /// Whether a delta has arrived.
+    streamed: bool,
+    /// Whether the warning about a differing text was emitted.
+    warned: bool,
     /// Whether text or an image has arrived.
     answered: bool,
     refused: bool,
@@ -241,7 +250,12 @@ impl ChatDecoder {
             if let Some(error) = piece.error.take().filter(|error| is_error(error)) {
                 return Err(error::from_value(&error).with_body(data));
             }
-            self.piece(*piece, deltas)?;
+            let repeats = whole && self.streamed;
+            self.streamed |= !whole;
+            if repeats {
+                self.keep_rest(&mut piece, deltas);
+            }
+            self.piece(*piece, repeats, deltas)?;
         }
         let reason = match finish_reason(choice.finish_reason.as_str()) {
             // OpenRouter reports some failures of the underlying service as an empty response.
@@ -262,7 +276,31 @@ impl ChatDecoder {
         Ok(())
     }
 
-    fn piece(&mut self, piece: ChatDelta<'_>, deltas: &mut Vec<Delta>) -> DecodeResult {
+    /// Removes the content that was streamed from a message that repeats the whole response. MiniMax ends its streams
+    /// with such a message. Images and tool calls are compared later.
+    fn keep_rest(&mut self, whole: &mut ChatDelta<'_>, deltas: &mut Vec<Delta>) {
+        let names = [&mut whole.reasoning_content, &mut whole.reasoning, &mut whole.reasoning_text];
+        let named = names.map(std::mem::take).into_iter().find_map(LenientText::into_text);
+        let parts = [named.as_deref(), whole.content.thinking.as_deref()];
+        let (thinking, text) = (parts.map(Option::unwrap_or_default).concat(), whole.content.text.as_str());
+        let rest = |received: &ReceivedTextDigest, whole: &str| {
+            LenientText::from(Cow::Owned(received.rest(whole).unwrap_or_default().to_owned()))
+        };
+        let differs = self.text.differs(text) || self.thinking.differs(&thinking);
+        whole.content = ChatParts { text: rest(&self.text, text), thinking: None };
+        whole.reasoning = rest(&self.thinking, &thinking);
+        if differs && !std::mem::replace(&mut self.warned, true) {
+            deltas.push(Delta::warning(DIFFERS));
+        }
+        if self.refused {
+            whole.refusal = LenientText::default();
+        }
+        whole.audio.take_if(|_| self.answered);
+        whole.reasoning_details.take_if(|_| !self.details.is_empty());
+    }
+
+    /// Decodes a part of a message. `repeats` indicates whether its images and tool calls repeat those so far.
+    fn piece(&mut self, piece: ChatDelta<'_>, repeats: bool, deltas: &mut Vec<Delta>) -> DecodeResult {
         // Services that support both `reasoning_content` and `reasoning` send the same text in both members, so only
         // one of them is read.
         let reasoning = piece.reasoning_content.into_text().or(piece.reasoning.into_text());
@@ -294,7 +332,8 @@ impl ChatDecoder {
             self.refused = true;
             self.extend(TextBlockKind::Text, refusal, deltas);
         }
-        for image in piece.images.as_deref().and_then(Value::as_array).into_iter().flatten() {
+        let images = piece.images.as_deref().and_then(Value::as_array).into_iter().flatten();
+        for image in images.skip(if repeats { self.images } else { 0 }) {
             self.image(image, deltas);
         }
         if let Some(audio) = piece.audio {
@@ -307,30 +346,34 @@ impl ChatDecoder {
         self.calls.next_chunk();
         let calls = piece.tool_calls.unwrap_or_default();
         let none = calls.iter().all(Option::is_none);
+        // If the ids of repeated calls are new, their positions identify them.
+        let is_known = |call: &ChatToolCall<'_>| self.calls.has_id(call.id.as_str());
+        let repeats =
+            repeats.then(|| if calls.iter().flatten().any(is_known) { 0 } else { self.calls.len() });
         // The fragments of one chunk are distinguished by their positions if nothing else distinguishes them.
-        let several = calls.len() > 1;
+        let several = calls.len() > 1 || repeats.is_some();
         for (place, call) in calls.into_iter().enumerate() {
             if let Some(call) = call {
-                self.call(call, several.then_some(place), deltas)?;
+                self.call(call, several.then_some(place), repeats, deltas)?;
             }
         }
         match piece.function_call {
             Some(function) if none => {
                 let index = LenientCount(Some(0));
-                self.call(
-                    ChatToolCall { index, function: Some(*function), ..ChatToolCall::default() },
-                    None,
-                    deltas,
-                )
+                let call = ChatToolCall { index, function: Some(*function), ..ChatToolCall::default() };
+                self.call(call, repeats.and(Some(0)), repeats, deltas)
             }
             _ => Ok(()),
         }
     }
 
+    /// Adds a fragment of a call. `repeats` is the number of calls that complete calls may repeat, if this is a complete
+    /// call.
     fn call(
         &mut self,
         call: ChatToolCall<'_>,
         place: Option<usize>,
+        repeats: Option<usize>,
         deltas: &mut Vec<Delta>,
     ) -> DecodeResult {
         if let Some(custom) = call.custom {
@@ -357,7 +400,10 @@ impl ChatDecoder {
         if nothing && fragment.extra.is_none() {
             return Ok(());
         }
-        self.calls.add(fragment, &self.metadata.id, &mut self.blocks, deltas)
+        match repeats {
+            Some(known) => self.calls.repeat(fragment, known, &self.metadata.id, &mut self.blocks, deltas),
+            None => self.calls.add(fragment, &self.metadata.id, &mut self.blocks, deltas),
+        }
     }
 
     fn extend(&mut self, kind: TextBlockKind, text: Cow<'_, str>, deltas: &mut Vec<Delta>) {
@@ -368,6 +414,10 @@ impl ChatDecoder {
             self.calls.start_named(&self.metadata.id, &mut self.blocks, deltas);
         }
         self.answered |= kind == TextBlockKind::Text;
+        match kind {
+            TextBlockKind::Text => self.text.add(&text),
+            TextBlockKind::Thinking => self.thinking.add(&text),
+        }
         let index = self.blocks.of(kind, deltas);
         deltas.push(Delta::Extend { index, part: Part::Text(text.into_owned()) });
     }
@@ -396,6 +446,7 @@ impl ChatDecoder {
             None => Attachment::url("image/png", url),
         };
         self.answered = true;
+        self.images += 1;
         self.blocks.whole(BlockStart::Attachment(attachment), deltas);
     }
 
@@ -579,6 +630,11 @@ impl ChatReasoningDetails {
             }
         }
         Ok(())
+    }
+
+    /// Returns whether no entry has arrived.
+    fn is_empty(&self) -> bool {
+        self.emitted == 0 && self.entries.is_empty()
     }
 
     /// Returns the entries that were added after the previous call, if there are any. After [`MAX_TOLD`] parts, entries

@@ -19,7 +19,9 @@ use crate::{
         BlockStart, Delta, Fold, Part, ProviderError, ProviderErrorKind, StopReason,
         dialect::{
             Decoder, Frame,
-            decoding::{DecodeResult, ResponseMetadata, bad, is_keep_alive, may_be_own, parse, tamed},
+            decoding::{
+                DIFFERS, DecodeResult, ResponseMetadata, bad, is_keep_alive, may_be_own, parse, tamed,
+            },
             error::{self, is_error},
             lenient::{LatestUsage, LenientCount, LenientText, ReportedUsage},
             names::hash,
@@ -651,9 +653,7 @@ impl ResponsesItems {
     fn warn_if_differs(&mut self, repetition: RepeatedTextMatch, deltas: &mut Vec<Delta>) {
         if repetition == RepeatedTextMatch::Differs && !self.warned {
             self.warned = true;
-            let warning = "the complete text at the end of the response differs from the streamed text: \
-                           the streamed text is kept, and its end may be missing";
-            deltas.push(Delta::warning(warning));
+            deltas.push(Delta::warning(DIFFERS));
         }
     }
 

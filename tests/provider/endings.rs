@@ -8,7 +8,7 @@ use futures_util::StreamExt;
 use omni_agent::{
     message::Timestamp,
     provider::{
-        Completion, Options, OutputSchema, Provider, ProviderError, Request, StopReason,
+        Completion, Options, OutputSchema, Provider, ProviderError, ProviderErrorKind, Request, StopReason,
         custom::{Delta, Part, RequestContext},
         http::Timeouts,
     },
@@ -186,5 +186,41 @@ async fn answer_without_content_left_open_after_its_finish_reason_waits_for_the_
         let answer = answer.unwrap_or_else(|error| panic!("{wire:?}: {error}"));
         assert_eq!((answer.message.content.len(), answer.stop_reason), (0, StopReason::Stop), "{wire:?}");
         assert!(waited >= Duration::from_mins(5), "{wire:?} {waited:?}");
+    }
+}
+
+/// Returns the frames of an answer that continues after its finish reason.
+fn continued(wire: Wire) -> String {
+    up_to_the_finish_reason(wire) + &wire.frame(&wire.text(&[", wor"]).remove(0))
+}
+
+#[tokio::test]
+async fn answer_that_stalls_in_text_after_its_finish_reason_fails() {
+    for wire in [Wire::Chat, Wire::Gemini] {
+        let reply = wire.reply().piece(continued(wire));
+        let (answer, waited) = stalled(wire, reply, Request::prompt("Hi"), Timeouts::default()).await;
+        assert_eq!(answer.unwrap_err().kind, ProviderErrorKind::Timeout, "{wire:?}");
+        assert!(waited >= Duration::from_mins(5), "{wire:?} {waited:?}");
+        assert_eq!(
+            wire.answer(&continued(wire)).await.unwrap_err().kind,
+            ProviderErrorKind::Truncated,
+            "{wire:?}"
+        );
+    }
+}
+
+#[tokio::test]
+async fn answer_with_a_second_finish_reason_is_complete() {
+    for wire in [Wire::Chat, Wire::Gemini] {
+        let ends = [wire.frame(&wire.end()[0]), wire.frame("[DONE]")];
+        for end in ends {
+            let answer = wire.answer(&(continued(wire) + &end)).await;
+            let answer = answer.unwrap_or_else(|error| panic!("{wire:?} {end}: {error}"));
+            assert_eq!((answer.message.text(), answer.stop_reason), ("Hello, wor".into(), StopReason::Stop));
+        }
+        let reply = wire.reply().piece(continued(wire) + &wire.frame(&wire.end()[0]));
+        let (answer, waited) = stalled(wire, reply, Request::prompt("Hi"), Timeouts::default()).await;
+        assert_eq!(answer.unwrap().message.text(), "Hello, wor", "{wire:?}");
+        assert!(waited <= Duration::from_secs(5) + SLACK, "{wire:?} {waited:?}");
     }
 }

@@ -22,7 +22,7 @@ use super::{
 };
 use crate::{
     json::halves,
-    provider::{BlockStart, Delta, MessageDelta, ProviderError, ProviderErrorKind},
+    provider::{BlockStart, Delta, MessageDelta, Part, ProviderError, ProviderErrorKind},
 };
 
 /// The number of bytes of a stray event that an error message quotes.
@@ -86,6 +86,17 @@ impl ResponseMetadata {
             ..MessageDelta::default()
         })));
     }
+}
+
+/// Returns whether these deltas show that a response continues after its finish reason. Blank text and signatures do
+/// not show this.
+pub(super) fn continues(deltas: &[Delta]) -> bool {
+    deltas.iter().any(|delta| match delta {
+        Delta::Start { block, .. } => !matches!(block, BlockStart::Text | BlockStart::Thinking),
+        Delta::Extend { part: Part::Text(text), .. } => !text.trim_ascii().is_empty(),
+        Delta::Extend { part, .. } => matches!(part, Part::Input(_)),
+        _ => false,
+    })
 }
 
 /// The received text of a block, stored as its length and its digest. They are compared with the whole text that a

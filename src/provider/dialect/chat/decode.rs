@@ -18,7 +18,7 @@ use crate::{
             Decoder, Frame,
             decoding::{
                 DIFFERS, DecodeResult, ImplicitResponseBlocks, ReceivedTextDigest, ResponseAlternatives,
-                ResponseMetadata, StrayEvents, TextBlockKind, parse, skip_unreadable, tamed,
+                ResponseMetadata, StrayEvents, TextBlockKind, continues, parse, skip_unreadable, tamed,
             },
             error::{self, is_error},
             lenient::{LatestUsage, LenientCount, LenientText, ReportedUsage, Scalar, StrictText},
@@ -174,7 +174,7 @@ fn gather(part: &Value, in_thinking: bool, text: &mut String, thinking: &mut Str
 /// Decodes one response: a stream of chunks, or one object.
 ///
 /// The terminal event is `[DONE]`. Many compatible servers omit it, so a stream that ends after a finish reason is
-/// complete too. Conversely, `[DONE]` makes a response complete even if no chunk had a finish reason, unless the
+/// complete too, unless content has followed the finish reason. Conversely, `[DONE]` makes a response complete even if no chunk had a finish reason, unless the
 /// response is empty.
 #[derive(Default)]
 #[expect(clippy::struct_excessive_bools, reason = "they are independent facts")]
@@ -189,6 +189,8 @@ pub(super) struct ChatDecoder {
     metadata: ResponseMetadata,
     usage: LatestUsage,
     stop: Option<StopReason>,
+    /// Whether more content has arrived after the last finish reason.
+    continued: bool,
     /// The text and the reasoning so far, which a whole message at the end repeats.
     text: ReceivedTextDigest,
     thinking: ReceivedTextDigest,
@@ -255,7 +257,9 @@ impl ChatDecoder {
             if repeats {
                 self.keep_rest(&mut piece, deltas);
             }
+            let before = deltas.len();
             self.piece(*piece, repeats, deltas)?;
+            self.continued |= self.stop.is_some() && continues(&deltas[before..]);
         }
         let reason = match finish_reason(choice.finish_reason.as_str()) {
             // OpenRouter reports some failures of the underlying service as an empty response.
@@ -264,15 +268,16 @@ impl ChatDecoder {
             }
             reason => reason,
         };
-        match reason {
-            Ok(Some(reason)) => self.stop = Some(reason),
+        self.stop = match reason {
+            Ok(Some(reason)) => Some(reason),
             // A response that arrives as a whole is complete, with or without a finish reason.
-            Ok(None) if whole => self.stop = self.stop.take().or(Some(StopReason::Stop)),
-            Ok(None) => {}
+            Ok(None) if whole => self.stop.take().or(Some(StopReason::Stop)),
+            Ok(None) => return Ok(()),
             Err(message) => {
                 return Err(ProviderError::new(ProviderErrorKind::Service, message).with_body(data));
             }
-        }
+        };
+        self.continued = false;
         Ok(())
     }
 
@@ -513,6 +518,7 @@ impl Decoder for ChatDecoder {
 
     fn is_complete(&self) -> bool {
         match &self.stop {
+            _ if self.continued => false,
             Some(StopReason::Stop | StopReason::ToolUse) => self.answered || !self.calls.is_empty(),
             stop => stop.is_some(),
         }
@@ -522,7 +528,7 @@ impl Decoder for ChatDecoder {
         if self.done {
             return Ok(());
         }
-        if self.stop.is_none() {
+        if self.stop.is_none() || self.continued {
             return Err(self.truncated());
         }
         self.done = true;
@@ -703,7 +709,7 @@ pub(super) fn append_details(entries: &mut Vec<Value>, part: &[Value]) {
 fn continued(entries: &mut [Value], fragment: Map<String, Value>) -> Option<Map<String, Value>> {
     let count = entries.len();
     let goes_on = |(at, entry): &(usize, &mut Value)| {
-        entry.as_object().is_some_and(|entry| continues(entry, &fragment, at + 1 == count))
+        entry.as_object().is_some_and(|entry| belongs(entry, &fragment, at + 1 == count))
     };
     match entries.iter_mut().enumerate().rev().find(goes_on) {
         Some((_, entry)) => {
@@ -716,7 +722,7 @@ fn continued(entries: &mut [Value], fragment: Map<String, Value>) -> Option<Map<
 
 /// Returns whether a fragment belongs to an entry. The fragment and its entry have the same type, and the same index or
 /// id. A fragment without an index and an id continues the last entry.
-fn continues(entry: &Map<String, Value>, fragment: &Map<String, Value>, is_last: bool) -> bool {
+fn belongs(entry: &Map<String, Value>, fragment: &Map<String, Value>, is_last: bool) -> bool {
     // `None` if the entry or the fragment has no value for this key.
     let same = |key| value_of(entry, key).zip(value_of(fragment, key)).map(|(one, other)| one == other);
     let named = ["id", "index"].iter().any(|key| value_of(fragment, key).is_some());

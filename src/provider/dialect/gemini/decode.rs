@@ -18,7 +18,7 @@ use crate::{
             Decoder, Frame,
             decoding::{
                 DecodeResult, ImplicitResponseBlocks, ResponseAlternatives, ResponseMetadata,
-                ResponseToolCallIds, StrayEvents, TextBlockKind, bad, skip_unreadable, tamed,
+                ResponseToolCallIds, StrayEvents, TextBlockKind, bad, continues, skip_unreadable, tamed,
             },
             error::{self, is_error},
             lenient::{LatestUsage, LenientCount, LenientText, ReportedUsage, ToolCallArguments},
@@ -163,7 +163,7 @@ fn parse_chunks(data: &str) -> Result<Vec<GeminiChunk<'_>>, serde_json::Error> {
 /// Decodes one response. The response is a stream of chunks, a single chunk, or a list of chunks.
 ///
 /// The wire format has no terminal event. A response is complete after a chunk with a finish reason or with the reason
-/// why the prompt was blocked. A usage report may follow.
+/// why the prompt was blocked. A usage report may follow. If content follows, it needs another finish reason.
 #[derive(Default)]
 pub(super) struct GeminiDecoder {
     alternatives: ResponseAlternatives,
@@ -179,6 +179,8 @@ pub(super) struct GeminiDecoder {
     /// The sources of the response. The last value of each member counts.
     sources: Map<String, Value>,
     stop: Option<StopReason>,
+    /// Whether more content has arrived after the last finish reason.
+    continued: bool,
     /// Whether text, a call or a file has arrived after the last part of a tool that the service runs.
     answered: bool,
     done: bool,
@@ -219,9 +221,11 @@ impl GeminiDecoder {
         deltas: &mut Vec<Delta>,
     ) -> DecodeResult {
         let parts = candidate.content.and_then(|content| content.parts);
+        let before = deltas.len();
         for part in parts.into_iter().flatten().flatten() {
             self.part(part, data, deltas)?;
         }
+        self.continued |= self.stop.is_some() && continues(&deltas[before..]);
         let sources =
             [candidate.grounding_metadata, candidate.citation_metadata, candidate.url_context_metadata];
         for (key, value) in SOURCES.into_iter().zip(sources) {
@@ -237,6 +241,7 @@ impl GeminiDecoder {
                     self.keep(reasons.map(|(key, text)| (key, Value::from(text))));
                 }
                 self.stop = Some(reason);
+                self.continued = false;
             }
             Err(kind) => {
                 let separator = if why.is_empty() { "" } else { ": " };
@@ -375,10 +380,14 @@ impl GeminiDecoder {
         self.has_more_data = true;
     }
 
+    fn truncated(&self, why: &str) -> ProviderError {
+        let message = format!("the stream ended before the response was complete: {why}");
+        self.strays.truncated(self.metadata.data.is_some(), &message)
+    }
+
     fn finish(&mut self, deltas: &mut Vec<Delta>) -> DecodeResult {
         let Some(reason) = self.stop.take() else {
-            let message = "the stream ended before the response was complete: no chunk had a finish reason";
-            return Err(self.strays.truncated(self.metadata.data.is_some(), message));
+            return Err(self.truncated("no chunk had a finish reason"));
         };
         self.done = true;
         self.end_call(deltas);
@@ -438,13 +447,18 @@ impl Decoder for GeminiDecoder {
 
     fn is_complete(&self) -> bool {
         match &self.stop {
+            _ if self.continued => false,
             Some(StopReason::Stop) => self.answered,
             stop => stop.is_some(),
         }
     }
 
     fn end(&mut self, deltas: &mut Vec<Delta>) -> DecodeResult {
-        if self.done { Ok(()) } else { self.finish(deltas) }
+        match self.done {
+            true => Ok(()),
+            false if self.continued => Err(self.truncated("more content followed its finish reason")),
+            false => self.finish(deltas),
+        }
     }
 }
 

@@ -526,3 +526,63 @@ async fn chat_whole_message_that_differs_from_its_deltas_is_not_appended() {
         assert_eq!((answer.message.text().as_str(), answer.warnings.len()), ("Hullo", warnings), "{text}");
     }
 }
+
+#[tokio::test]
+async fn responses_parts_that_were_not_announced_stay_separate() {
+    let delta = |at: u32, text: &str| {
+        json!({"type": "response.output_text.delta", "item_id": "u", "output_index": 0, "content_index": at,
+            "delta": text})
+    };
+    let done = |at: u32, text: &str| {
+        json!({"type": "response.output_text.done", "item_id": "u", "output_index": 0, "content_index": at,
+            "text": text})
+    };
+    let part = |text: &str, url: &str| json!({"type": "output_text", "text": text, "annotations": [{"type": "url_citation", "url": url}]});
+    let item = json!({"id": "u", "type": "message",
+        "content": [part("One.", "http://one.test"), part("One. Two.", "http://two.test")]});
+    for streamed in [
+        // The end of a part is announced.
+        vec![delta(0, "One."), done(0, "One."), delta(1, "One. "), delta(1, "Two."), done(1, "One. Two.")],
+        // A part arrives complete.
+        vec![delta(0, "One."), done(0, "One."), done(1, "One. Two.")],
+        // The index changes after it was the same for several deltas.
+        vec![delta(0, "On"), delta(0, "e."), delta(1, "One. "), delta(1, "Two.")],
+    ] {
+        let begin = json!({"type": "response.output_item.added", "output_index": 0,
+            "item": {"id": "u", "type": "message", "content": []}});
+        let end = json!({"type": "response.output_item.done", "output_index": 0, "item": item});
+        let completed = json!({"type": "response.completed",
+            "response": {"id": "r", "status": "completed", "output": [item]}});
+        let all = [vec![begin], streamed.clone(), vec![end, completed]].concat();
+        let all: Vec<String> = all.iter().map(Value::to_string).collect();
+        let answer = Wire::Responses
+            .answer(&events(&all.iter().map(String::as_str).collect::<Vec<_>>()))
+            .await
+            .unwrap();
+        let [Content::Text(one), Content::Text(two)] = &answer.message.content[..] else {
+            panic!("{streamed:?}: {answer:?}")
+        };
+        assert_eq!((one.text.as_str(), two.text.as_str()), ("One.", "One. Two."), "{streamed:?}");
+        for (text, url) in [(one, "one.test"), (two, "two.test")] {
+            assert!(text.signature.as_ref().unwrap().contains(url), "{streamed:?}: {text:?}");
+        }
+        assert!(answer.warnings.is_empty(), "{streamed:?}: {:?}", answer.warnings);
+    }
+}
+
+#[tokio::test]
+async fn responses_annotations_of_a_part_with_another_index_are_kept() {
+    let part = r#"{"type":"output_text","text":"Hello","annotations":[{"type":"url_citation","url":"http://one.test"}]}"#;
+    let item = format!(r#"{{"id":"u","type":"message","content":[{part}]}}"#);
+    // vLLM counts the parts of a reasoning item together with those of the message after it.
+    let answer = Wire::Responses.answer(&events(&[
+        r#"{"type":"response.output_item.added","output_index":0,"item":{"id":"u","type":"message","content":[]}}"#,
+        r#"{"type":"response.content_part.added","item_id":"u","output_index":0,"content_index":1,"part":{"type":"output_text","text":""}}"#,
+        r#"{"type":"response.output_text.delta","item_id":"u","output_index":0,"content_index":1,"delta":"Hel"}"#,
+        &format!(r#"{{"type":"response.output_item.done","output_index":0,"item":{item}}}"#),
+        &format!(r#"{{"type":"response.completed","response":{{"id":"r","status":"completed","output":[{item}]}}}}"#),
+    ])).await.unwrap();
+    let [Content::Text(text)] = &answer.message.content[..] else { panic!("{answer:?}") };
+    assert_eq!((text.text.as_str(), answer.warnings.len()), ("Hello", 0), "{answer:?}");
+    assert!(text.signature.as_ref().unwrap().contains("one.test"), "{text:?}");
+}

@@ -105,6 +105,9 @@ pub(super) struct ResponsesMessagePart {
     index: u64,
     /// The index in the latest delta. vLLM raises the index with each delta.
     latest: u64,
+    /// Whether the service uses one index for the whole part: it was announced as complete, or two deltas had the same
+    /// index. Text with another index then belongs to another part.
+    steady: bool,
     /// The block that grows. `None` before the first text, and after the end of the message.
     block: Option<usize>,
     received: ReceivedTextDigest,
@@ -112,7 +115,7 @@ pub(super) struct ResponsesMessagePart {
 
 impl ResponsesMessagePart {
     fn new(index: u64) -> Self {
-        Self { index, latest: index, block: None, received: ReceivedTextDigest::default() }
+        Self { index, latest: index, steady: false, block: None, received: ReceivedTextDigest::default() }
     }
 
     fn has_index(&self, index: u64) -> bool {
@@ -215,19 +218,22 @@ pub(super) fn announce_part(sections: &mut Vec<ResponsesMessagePart>, index: u64
 }
 
 /// Appends text to a part of a message. `index` is the index of the part, if the service sends it. An index that was not
-/// announced continues the last part.
+/// announced continues the last part, unless that part keeps its index.
 pub(super) fn grow_message(
     sections: &mut Vec<ResponsesMessagePart>,
     index: Option<u64>,
     more: String,
     blocks: &mut ResponsesBlockEmitter<'_>,
 ) {
-    let at = index.and_then(|index| sections.iter().rposition(|section| section.has_index(index)));
-    let at = at.or(sections.len().checked_sub(1)).unwrap_or_else(|| {
+    let known = index.and_then(|index| sections.iter().rposition(|section| section.has_index(index)));
+    let continues = |section: &ResponsesMessagePart| index.is_none() || !section.steady;
+    let at = known.or_else(|| sections.len().checked_sub(1).filter(|at| continues(&sections[*at])));
+    let at = at.unwrap_or_else(|| {
         announce_part(sections, index.unwrap_or(0));
-        0
+        sections.len() - 1
     });
     let section = &mut sections[at];
+    section.steady |= known.is_some() && section.received.bytes() > 0;
     section.latest = index.unwrap_or(section.latest);
     section.received.add(&more);
     let block = section.block(blocks);
@@ -242,11 +248,12 @@ pub(super) fn complete_section(
     blocks: &mut ResponsesBlockEmitter<'_>,
 ) -> RepeatedTextMatch {
     let known = sections.iter().rposition(|section| index.is_none_or(|index| section.has_index(index)));
-    let continued = || sections.last().and_then(|section| section.received.rest(whole));
+    let continued = || sections.last().filter(|last| !last.steady).and_then(|last| last.received.rest(whole));
     let at = known.or_else(|| continued().and(sections.len().checked_sub(1)));
     match at.map(|at| &mut sections[at]) {
         Some(section) if section.received.differs(whole) => return RepeatedTextMatch::Differs,
         Some(section) => {
+            section.steady = true;
             if let Some(rest) = section.received.rest(whole).filter(|rest| !rest.is_empty()) {
                 section.received.add(rest);
                 let block = section.block(blocks);
@@ -276,6 +283,10 @@ pub(super) fn complete_message(
             refusal => refusal,
         })
         .collect();
+    // vLLM counts the parts of a message together with those of the items before it.
+    if sections.len() == parts.len() {
+        (0..).zip(&mut *sections).for_each(|(index, section)| section.index = index);
+    }
     // At the end, a service may divide the text into other parts than before. Therefore, the total length shows whether
     // the whole text was received.
     let received: usize = sections.iter().map(|section| section.received.bytes()).sum();

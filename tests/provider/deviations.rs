@@ -2,16 +2,17 @@
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
+use futures_util::StreamExt;
 use omni_agent::{
     message::Content,
     provider::{
-        Completion, ProviderErrorKind, StopReason,
-        custom::{ChatCompletions, Dialect},
+        Completion, Provider, ProviderErrorKind, Request, StopReason,
+        custom::{ChatCompletions, Delta, Dialect, Part, RequestContext},
     },
 };
 use serde_json::{Value, json};
 
-use crate::wires::Wire;
+use crate::{server::Server, wires::Wire};
 
 /// Returns a body with these events, each followed by a blank line.
 fn events(events: &[&str]) -> String {
@@ -585,4 +586,31 @@ async fn responses_annotations_of_a_part_with_another_index_are_kept() {
     let [Content::Text(text)] = &answer.message.content[..] else { panic!("{answer:?}") };
     assert_eq!((text.text.as_str(), answer.warnings.len()), ("Hello", 0), "{answer:?}");
     assert!(text.signature.as_ref().unwrap().contains("one.test"), "{text:?}");
+}
+
+#[tokio::test]
+async fn events_before_a_truncated_event_are_kept() {
+    for wire in [Wire::Chat, Wire::Gemini] {
+        let all = wire.text(&["Hel", "lo", " wor"]);
+        // The last event is truncated, and no blank lines separate the events.
+        let body: String = all.iter().flat_map(|event| ["data: ", event, "\n"]).collect();
+        // Text after a gap is not kept.
+        for (body, expected) in [(&body[..body.len() - 5], "Hello"), (&body.replacen("}]", "", 1), "")] {
+            let server = Server::start([wire.reply().piece(body.to_owned())]).await;
+            let mut request = Request::prompt("Hi");
+            request.model = "m".into();
+            let endpoint = wire.endpoint(&server.url()).with_key("key");
+            let mut stream = endpoint.stream(request, RequestContext::detached()).await.unwrap();
+            let (mut text, mut failed) = (String::new(), None);
+            while let Some(delta) = stream.next().await {
+                match delta {
+                    Ok(Delta::Extend { part: Part::Text(more), .. }) => text += &more,
+                    Ok(_) => {}
+                    Err(error) => failed = Some(error.kind),
+                }
+            }
+            assert_eq!(text, expected, "{wire:?} {body}");
+            assert_eq!(failed, Some(ProviderErrorKind::Truncated), "{wire:?} {body}");
+        }
+    }
 }

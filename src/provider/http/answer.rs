@@ -81,7 +81,11 @@ impl DecoderAndBuffers {
         let (mut result, mut deltas) = (Ok(()), Vec::new());
         for data in events_in(frame.data) {
             let decoded = self.decode_one(Frame { data, ..frame });
-            deltas.append(&mut self.decoded);
+            // After an event that cannot be decoded, the response has a gap.
+            if result.is_ok() {
+                deltas.append(&mut self.decoded);
+            }
+            self.decoded.clear();
             match decoded {
                 Err(error) if error.kind != ProviderErrorKind::Decoding => {
                     result = Err(error);
@@ -278,7 +282,6 @@ impl<S: Stream<Item = reqwest::Result<Bytes>> + Send + Unpin + 'static> Response
         while let Some(frame) = self.framer.next_frame()? {
             match self.decoding.decode(frame) {
                 Err(error) if error.kind == ProviderErrorKind::Decoding && !is_json(frame.data) => {
-                    self.decoding.decoded.clear();
                     let message = "the response ended in the middle of an event";
                     return Err(ProviderError::new(ProviderErrorKind::Truncated, message).with_source(error));
                 }

@@ -101,6 +101,7 @@ mod output_strict;
 mod output_tool;
 #[cfg(feature = "http")]
 mod plain;
+mod property_names;
 mod questions;
 #[cfg(feature = "http")]
 mod refused;

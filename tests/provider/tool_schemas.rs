@@ -124,7 +124,7 @@ fn alternatives_next_to_properties_and_parts_are_merged() {
                     "description": "Which."}},
                 "required": ["id"], "additionalProperties": false,
                 "allOf": [{"properties": {"at": {"type": "string"}}, "required": ["at"]}],
-                "oneOf": [{"$ref": "#/$defs/a"}, {"$ref": "#/$defs/b"}, {"type": "array"}],
+                "oneOf": [{"$ref": "#/$defs/a"}, {"$ref": "#/$defs/b"}, {"type": "null"}],
             },
             "a": {"properties": {"kind": {"const": "a"}, "next": {"$ref": "#/$defs/base"}}, "required": ["kind"]},
             "b": {"title": "The other", "required": ["kind", "id"], "properties": {"kind": {"const": "b"}}},
@@ -186,14 +186,14 @@ fn reference_by_schema_id_into_a_removed_part_points_to_a_copy() {
     let schema = json!({
         "$id": "tree",
         "oneOf": [
-            {"properties": {"a node": {"type": "object", "properties": {"deep": {"$ref": "tree#/oneOf/0"}}}}},
-            {"properties": {"b": {"$ref": "tree#/oneOf/0/properties/a%20node"}, "whole": {"$ref": "tree"}}},
+            {"properties": {"a-node": {"type": "object", "properties": {"deep": {"$ref": "tree#/oneOf/0"}}}}},
+            {"properties": {"b": {"$ref": "tree#/oneOf/0/properties/a%2Dnode"}, "whole": {"$ref": "tree"}}},
         ],
     });
     let offered = offered(&schema);
-    let b = json!({"$ref": "#/$defs/original/oneOf/0/properties/a%20node"});
+    let b = json!({"$ref": "#/$defs/original/oneOf/0/properties/a%2Dnode"});
     assert_eq!((&offered["properties"]["b"], &offered["properties"]["whole"]["$ref"]), (&b, &json!("tree")));
-    let deep = "/$defs/original/oneOf/0/properties/a node/properties/deep/$ref";
+    let deep = "/$defs/original/oneOf/0/properties/a-node/properties/deep/$ref";
     assert_eq!(offered.pointer(deep), Some(&json!("#/$defs/original/oneOf/0")));
 }
 
@@ -272,4 +272,34 @@ fn schema_with_hundreds_of_alternatives_is_sent_completely_in_bounded_size() {
     assert_eq!(offered["properties"]["at"], json!({"$ref": "#/$defs/at"}));
     let words = offered["description"].as_str().unwrap();
     assert!(words.len() < 5000 && words.ends_with("\n- …") && words.contains(&long), "{words}");
+}
+
+/// OpenAI and Gemini reject lists without `items`. OpenAI and Anthropic reject items that are a list.
+#[test]
+fn list_without_items_is_sent_with_items() {
+    let part = json!({"type": "string"});
+    let schema = json!({"$schema": "http://json-schema.org/draft-07/schema#", "type": "object", "properties": {
+        "bare": {"type": "array", "description": "Any."},
+        "nested": {"type": ["array", "null"], "items": {"type": "array"}},
+        "any": {"type": "array", "items": true},
+        "pair": {"type": "array", "items": [part, {"type": "array"}], "additionalItems": {"type": "integer"}},
+        "open": {"type": "array", "items": [part]},
+        "whole": {"type": "array", "items": part},
+        "text": part,
+    }, "definitions": {"a": {"anyOf": [{"type": "array"}, part]}}});
+    let offered = offered(&schema);
+    let list = json!({"type": "array", "items": {}});
+    assert_eq!(
+        offered["properties"],
+        json!({
+            "bare": {"type": "array", "description": "Any.", "items": {}},
+            "nested": {"type": ["array", "null"], "items": list},
+            "any": list,
+            "pair": {"type": "array", "items": {"type": "integer"}, "prefixItems": [part, list]},
+            "open": {"type": "array", "items": {}, "prefixItems": [part]},
+            "whole": {"type": "array", "items": part},
+            "text": part,
+        })
+    );
+    assert_eq!(offered["definitions"]["a"], json!({"anyOf": [list, part]}));
 }

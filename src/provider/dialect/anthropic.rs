@@ -142,7 +142,7 @@ impl Dialect for AnthropicMessages {
             }
             AnthropicOutputMode::Tool { .. } => output::tool_reading(request),
         };
-        let declared = ToolNames::of(&prepared(request), NAME_LIMIT, "").declared();
+        let declared = ToolNames::of(&prepared(request), NAME_LIMIT, "").with_properties().declared();
         output::decoder(decode::AnthropicDecoder::new(request), declared, reading)
     }
 

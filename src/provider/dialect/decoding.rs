@@ -435,6 +435,17 @@ fn write_tame(value: &RawValue, depth: usize, to: &mut String) -> Option<()> {
     Some(())
 }
 
+/// Returns the JSON text of an object with other names for its members. `names` has the new names by the old names.
+/// Returns `None` if the text is not a JSON object.
+pub(super) fn renamed(json: &str, names: &HashMap<String, String>) -> Option<String> {
+    let JsonMembers(members) = serde_json::from_str(json).ok()?;
+    let members = members.into_iter().map(|(key, value)| {
+        let key = Value::from(names.get(&key).cloned().unwrap_or(key));
+        format!("{key}:{value}")
+    });
+    Some(format!("{{{}}}", members.collect::<Vec<_>>().join(",")))
+}
+
 /// Returns whether the member `key` in an object of type `kind` becomes a string.
 fn becomes_text(key: &str, kind: Option<&str>, json: &str) -> bool {
     match key {

@@ -1,16 +1,26 @@
-//! Conversion of tool names to names that services accept, for declared tools and for tool uses in a conversation.
+//! Conversion of names to names that services accept: those of tools, for declared tools and for tool uses in a
+//! conversation, and those of the properties of tool inputs.
 //!
 //! A model may have called a tool that was never declared, with a name that is invalid for a tool. The call and its
 //! error stay in the history. Without the conversion, the service would reject every later request because of this
 //! name.
 
-use std::{borrow::Cow, collections::HashMap};
+use std::{
+    borrow::Cow,
+    collections::{HashMap, HashSet},
+};
 
-use crate::provider::Request;
+use serde_json::{Map, Value};
+
+use super::tool_schema::{tool_schema, with_names};
+use crate::{provider::Request, tool::Schema};
 
 /// The maximum length of the name of a schema or a tool, in characters:
 /// <https://platform.openai.com/docs/api-reference/chat/create>.
 pub(super) const NAME_LIMIT: usize = 64;
+
+/// The maximum length of the name of a property, in characters. Anthropic rejects a request with a longer name.
+const PROPERTY_LIMIT: usize = 64;
 
 /// The names of a request's tools on the wire.
 ///
@@ -23,6 +33,16 @@ pub(super) struct ToolNames<'a> {
     also: &'static str,
     /// Distinct names for declared tools whose names on the wire would otherwise be equal.
     apart: HashMap<&'a str, String>,
+    /// The properties that have other names on the wire, by tool: their names on the wire by their own names.
+    properties: HashMap<&'a str, HashMap<&'a str, String>>,
+}
+
+/// The declared names that differ from the names on the wire, by their names on the wire.
+#[derive(Default)]
+pub(super) struct DeclaredNames {
+    pub(super) tools: HashMap<String, String>,
+    /// The names of properties, by the declared name of the tool.
+    pub(super) properties: HashMap<String, HashMap<String, String>>,
 }
 
 impl<'a> ToolNames<'a> {
@@ -35,13 +55,41 @@ impl<'a> ToolNames<'a> {
         }
         let shared =
             |(_, clean): &&(&str, Cow<'_, str>)| matches!(clean, Cow::Owned(_)) && uses[&**clean] > 1;
-        let apart = names.iter().filter(shared).map(|(name, clean)| {
-            let mark = format!("_{:016x}", hash(name));
-            let mut distinct: String = clean.chars().take(limit.saturating_sub(mark.len())).collect();
-            distinct.push_str(&mark);
-            (*name, distinct)
-        });
-        Self { request, limit, also, apart: apart.collect() }
+        let apart = names.iter().filter(shared).map(|(name, clean)| (*name, distinct(name, clean, limit)));
+        Self { request, limit, also, apart: apart.collect(), properties: HashMap::new() }
+    }
+
+    /// Also converts the names of properties at the top level of tool inputs. The names on the wire consist of letters,
+    /// digits, `_`, `-` and `.`, and have at most [`PROPERTY_LIMIT`] characters.
+    pub(super) fn with_properties(mut self) -> Self {
+        for tool in self.request.tools.iter() {
+            let properties = property_names(tool_schema(tool.schema()));
+            if !properties.is_empty() {
+                self.properties.insert(tool.name(), properties);
+            }
+        }
+        self
+    }
+
+    /// Returns the schema of this tool on the wire.
+    pub(super) fn schema(&self, tool: &str, schema: &Schema) -> Value {
+        let schema = tool_schema(schema);
+        match self.properties.get(tool) {
+            Some(names) => with_names(schema, |name| names.get(name).map_or(name, |wire| wire).to_owned()),
+            None => schema.clone(),
+        }
+    }
+
+    /// Returns the input of a use of this tool on the wire.
+    pub(super) fn input(&self, tool: &str, input: Value) -> Value {
+        match (self.properties.get(tool), input) {
+            (Some(names), Value::Object(members)) => {
+                let members = members.into_iter();
+                let wire = |name: String| names.get(&*name).cloned().unwrap_or(name);
+                Value::Object(members.map(|(name, value)| (wire(name), value)).collect::<Map<_, _>>())
+            }
+            (_, input) => input,
+        }
     }
 
     /// Returns the name of this tool on the wire.
@@ -53,11 +101,47 @@ impl<'a> ToolNames<'a> {
     }
 
     /// Returns the declared names by the names on the wire. Only names that differ are included.
-    pub(super) fn declared(&self) -> HashMap<String, String> {
+    pub(super) fn declared(&self) -> DeclaredNames {
         let names = self.request.tools.iter().map(|tool| (self.get(tool.name()), tool.name()));
         let others = names.filter(|(wire, name)| wire != name);
-        others.map(|(wire, name)| (wire.into_owned(), name.to_owned())).collect()
+        let by_wire = |names: &HashMap<&str, String>| {
+            names.iter().map(|(name, wire)| (wire.clone(), (*name).to_owned())).collect()
+        };
+        let properties = self.properties.iter().map(|(tool, names)| ((*tool).to_owned(), by_wire(names)));
+        DeclaredNames {
+            tools: others.map(|(wire, name)| (wire.into_owned(), name.to_owned())).collect(),
+            properties: properties.collect(),
+        }
     }
+}
+
+/// Returns other names for the properties whose names the service rejects, by their own names.
+fn property_names(schema: &Value) -> HashMap<&str, String> {
+    let fits = |name: &&str| {
+        let fits = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '-' | '.');
+        (1..=PROPERTY_LIMIT).contains(&name.len()) && name.chars().all(fits)
+    };
+    let properties = schema.get("properties").and_then(Value::as_object);
+    let names = || properties.into_iter().flat_map(Map::keys).map(String::as_str);
+    if names().all(|name| fits(&name)) {
+        return HashMap::new();
+    }
+    let mut taken: HashSet<String> = names().filter(fits).map(ToOwned::to_owned).collect();
+    let others = names().filter(|name| !fits(name)).map(|name| {
+        let clean = cleaned(name, PROPERTY_LIMIT, ".").into_owned();
+        let wire = if taken.contains(&clean) { distinct(name, &clean, PROPERTY_LIMIT) } else { clean };
+        taken.insert(wire.clone());
+        (name, wire)
+    });
+    others.collect()
+}
+
+/// Returns the converted name `clean` with a mark, so that it differs from that of any other name than `name`.
+fn distinct(name: &str, clean: &str, limit: usize) -> String {
+    let mark = format!("_{:016x}", hash(name));
+    let mut distinct: String = clean.chars().take(limit.saturating_sub(mark.len())).collect();
+    distinct.push_str(&mark);
+    distinct
 }
 
 fn cleaned<'a>(name: &'a str, limit: usize, also: &str) -> Cow<'a, str> {

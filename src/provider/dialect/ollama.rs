@@ -6,10 +6,9 @@
 mod decode;
 mod encode;
 
-use std::collections::HashMap;
-
 use super::{
     Decoder, Dialect, Encoded, Framing, error,
+    names::DeclaredNames,
     output::{self, OutputDecodingPlan},
 };
 use crate::provider::{ProviderError, ProviderErrorKind, Request, ToolChoice};
@@ -75,7 +74,7 @@ impl Dialect for OllamaChat {
     fn decoder(&self, request: &Request) -> Box<dyn Decoder> {
         let by_tool = answers_by_tool(request);
         let reading = if by_tool { output::tool_reading(request) } else { OutputDecodingPlan::default() };
-        output::decoder(decode::OllamaDecoder::default(), HashMap::new(), reading)
+        output::decoder(decode::OllamaDecoder::default(), DeclaredNames::default(), reading)
     }
 
     fn error(&self, status: u16, body: &str) -> ProviderError {

@@ -9,16 +9,20 @@
 //!
 //! If a service accepts only objects, a value that is not an object is requested as the only member of an object.
 
-use std::{borrow::Cow, collections::HashMap};
+use std::{borrow::Cow, collections::BTreeMap};
 
 use serde_json::{Value, json};
 
 use super::{
-    Decoder, Encoded, Frame, OutputSupport, decoding::DecodeResult, names::NAME_LIMIT, strict::strict,
+    Decoder, Encoded, Frame, OutputSupport,
+    decoding::{DecodeResult, renamed},
+    names::{DeclaredNames, NAME_LIMIT},
+    strict::strict,
 };
 use crate::{
     provider::{
-        BlockStart, Delta, MessageDelta, OutputSchema, Part, Request, StopReason, ToolChoice, output::WRAPPER,
+        BlockStart, Delta, Fold, MessageDelta, OutputSchema, Part, Request, StopReason, ToolChoice,
+        output::WRAPPER,
     },
     tool::{Schema, ToolSet, declared_tool_with_schema, walk::redirect},
 };
@@ -333,26 +337,30 @@ pub(super) struct OutputDecodingPlan {
     pub(super) enforced: bool,
 }
 
-/// Returns a decoder that restores the `declared` names of tools in the deltas of `inner`, and the requested value.
-/// `declared` has the names by their names on the wire.
+/// Returns a decoder that restores the `declared` names of tools and properties in the deltas of `inner`, and the
+/// requested value.
 pub(super) fn decoder(
     inner: impl Decoder + 'static,
-    declared: HashMap<String, String>,
+    declared: DeclaredNames,
     reading: OutputDecodingPlan,
 ) -> Box<dyn Decoder> {
-    if declared.is_empty() && reading == OutputDecodingPlan::default() {
+    let has_names = !declared.tools.is_empty() || !declared.properties.is_empty();
+    if !has_names && reading == OutputDecodingPlan::default() {
         return Box::new(inner);
     }
-    let (blocks, fresh) = (Vec::new(), Vec::new());
-    Box::new(OutputRestoringDecoder { inner, declared, reading, blocks, uses_tools: false, fresh })
+    let (blocks, held, fresh) = (Vec::new(), BTreeMap::new(), Vec::new());
+    Box::new(OutputRestoringDecoder { inner, declared, reading, blocks, held, uses_tools: false, fresh })
 }
 
 struct OutputRestoringDecoder<D> {
     inner: D,
-    declared: HashMap<String, String>,
+    declared: DeclaredNames,
     reading: OutputDecodingPlan,
     /// How each block is translated.
     blocks: Vec<OutputBlock>,
+    /// The inputs whose properties have other names on the wire, by block: the name of the tool and the JSON text so
+    /// far. An input is held until it is complete.
+    held: BTreeMap<usize, (String, String)>,
     /// Whether the response uses tools of the application.
     uses_tools: bool,
     /// The deltas that `inner` just emitted. Empty between two frames.
@@ -378,10 +386,20 @@ impl<D: Decoder> OutputRestoringDecoder<D> {
             match delta {
                 Delta::Start { index, block } => self.start(index, block, deltas),
                 Delta::Extend { index, part } => self.extend(index, part, deltas),
-                Delta::End { index } => self.end_block(index, deltas),
-                Delta::Message(message) => self.message(message, deltas),
+                Delta::End { index } => {
+                    self.release(index, deltas);
+                    self.end_block(index, deltas);
+                }
+                Delta::Message(message) => {
+                    if message.stop_reason.is_some() {
+                        let held: Vec<usize> = self.held.keys().copied().collect();
+                        held.into_iter().for_each(|index| self.release(index, deltas));
+                    }
+                    self.message(message, deltas);
+                }
                 retry @ Delta::Retry { .. } => {
                     self.blocks.clear();
+                    self.held.clear();
                     self.uses_tools = false;
                     deltas.push(retry);
                 }
@@ -391,9 +409,14 @@ impl<D: Decoder> OutputRestoringDecoder<D> {
 
     fn start(&mut self, index: usize, mut block: BlockStart, deltas: &mut Vec<Delta>) {
         if let BlockStart::ToolUse { name, .. } = &mut block
-            && let Some(declared) = self.declared.get(name)
+            && let Some(declared) = self.declared.tools.get(name)
         {
             name.clone_from(declared);
+        }
+        if let BlockStart::ToolUse { name, .. } = &block
+            && self.declared.properties.contains_key(name)
+        {
+            self.held.insert(index, (name.clone(), String::new()));
         }
         let (own, block) = match block {
             BlockStart::ToolUse { name, .. } if self.reading.tool.as_ref() == Some(&name) => {
@@ -413,7 +436,26 @@ impl<D: Decoder> OutputRestoringDecoder<D> {
         deltas.push(Delta::Start { index, block });
     }
 
+    /// Emits the input that was held, with the declared names of its properties. An input that is not an object is
+    /// emitted unchanged.
+    fn release(&mut self, index: usize, deltas: &mut Vec<Delta>) {
+        if let Some((tool, json)) = self.held.remove(&index)
+            && !json.is_empty()
+        {
+            let input = self.declared.properties.get(&tool).and_then(|names| renamed(&json, names));
+            self.extend(index, Part::Input(input.unwrap_or(json)), deltas);
+        }
+    }
+
     fn extend(&mut self, index: usize, part: Part, deltas: &mut Vec<Delta>) {
+        if let (Some((_, held)), Part::Input(more)) = (self.held.get_mut(&index), &part) {
+            held.push_str(more);
+            // An input that is too long is emitted, and then rejected.
+            if held.len() > Fold::LIMIT {
+                self.release(index, deltas);
+            }
+            return;
+        }
         let part = match (self.blocks.get_mut(index), part) {
             (Some(OutputBlock::Output { unwrapper, empty, .. }), Part::Input(json)) => {
                 *empty &= json.is_empty();

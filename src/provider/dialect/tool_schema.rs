@@ -1,7 +1,8 @@
 //! The form of tool input schemas that services accept, which is an object with all properties at the top level.
 //!
 //! If the top level has alternatives or a reference, OpenAI and Anthropic reject every request that contains the tool,
-//! and servers of open models do not show the schema to their models.
+//! and servers of open models do not show the schema to their models. OpenAI and Gemini reject lists whose `items` are
+//! missing. OpenAI and Anthropic reject the `items` of earlier drafts, which are a list of schemas.
 
 use std::{collections::HashSet, fmt::Write as _};
 
@@ -9,7 +10,7 @@ use serde_json::{Map, Value, json};
 
 use crate::tool::{
     Schema, resolve_reference as target,
-    walk::{describe, includes_type, parts, redirect, references},
+    walk::{describe, includes_type, parts, percent_decoded, redirect, references, subschemas},
 };
 
 /// Keywords that are not allowed at the top level. `properties`, `required` and the description express them instead.
@@ -18,8 +19,8 @@ const REFUSED: [&str; 7] = ["$ref", "oneOf", "anyOf", "allOf", "enum", "const", 
 /// The approximate limit on the number of bytes that describe alternatives.
 const MAX_WORDS: usize = 4000;
 
-/// Returns the schema with the properties of all its alternatives at the top level. A property is required if all
-/// alternatives require it.
+/// Returns the schema with the properties of all its alternatives at the top level, and with the items of all lists. A
+/// property is required if all alternatives require it.
 ///
 /// Every input that fits the original schema fits the returned schema. The description states which properties belong
 /// together. Inputs that violate this are found later, when the input is validated. A schema that already has this form
@@ -34,10 +35,54 @@ fn as_object(schema: &Value) -> Option<Value> {
             && map.get("properties").is_some_and(Value::is_object)
             && !REFUSED.iter().any(|key| map.contains_key(*key))
     };
-    match schema {
+    let object = match schema {
         Value::Object(map) if !is_plain(map) => flat(schema, map),
         _ => None,
+    };
+    let lists = incomplete_lists(object.as_ref().unwrap_or(schema));
+    if lists.is_empty() {
+        return object;
     }
+    let mut object = object.unwrap_or_else(|| schema.clone());
+    for path in lists {
+        if let Some(Value::Object(list)) = object.pointer_mut(&path) {
+            complete_list(list);
+        }
+    }
+    Some(object)
+}
+
+/// Returns the JSON pointers to the lists whose `items` not every service accepts. A list comes after the lists that it
+/// contains.
+fn incomplete_lists(schema: &Value) -> Vec<String> {
+    let is_incomplete = |map: &Map<String, Value>| match map.get("items") {
+        None => includes_type(map, "array") == Some(true),
+        Some(items) => items.is_array() || items.is_boolean(),
+    };
+    let mut found = Vec::new();
+    let mut open = vec![(String::new(), schema)];
+    while let Some((path, schema)) = open.pop() {
+        let Value::Object(map) = schema else { continue };
+        for (keyword, value) in map {
+            let parts = subschemas(keyword, value).into_iter();
+            open.extend(parts.map(|(step, part)| (path.clone() + &step.pointer(keyword), part)));
+        }
+        if is_incomplete(map) {
+            found.push(path);
+        }
+    }
+    found.reverse();
+    found
+}
+
+/// Gives a list items that are a schema. This schema may accept more than before, because the input is validated later.
+fn complete_list(list: &mut Map<String, Value>) {
+    let mut items = json!({});
+    if let Some(first @ Value::Array(_)) = list.get_mut("items").map(Value::take) {
+        list.insert("prefixItems".to_owned(), first);
+        items = list.shift_remove("additionalItems").filter(Value::is_object).unwrap_or(items);
+    }
+    list.insert("items".to_owned(), items);
 }
 
 /// Returns the schema with all properties at the top level. Returns `None` if a reference cannot be resolved, because
@@ -389,4 +434,26 @@ fn values(schema: &Map<String, Value>) -> impl Iterator<Item = &Value> {
 
 fn is_words(key: &str) -> bool {
     matches!(key, "title" | "description" | "default" | "examples")
+}
+
+/// Returns an object's schema with other names for its properties. `wire` returns the new name of a property.
+pub(super) fn with_names(schema: &Value, wire: impl Fn(&str) -> String) -> Value {
+    let mut out = schema.clone();
+    if let Some(Value::Object(properties)) = out.get_mut("properties") {
+        let named = std::mem::take(properties).into_iter();
+        *properties = named.map(|(name, schema)| (wire(&name), schema)).collect();
+    }
+    for name in out.get_mut("required").and_then(Value::as_array_mut).into_iter().flatten() {
+        if let Value::String(name) = name {
+            *name = wire(name);
+        }
+    }
+    redirect(&mut out, |reference| {
+        let (document, path) = reference.split_once("#/properties/")?;
+        let (escaped, rest) = path.split_at(path.find('/').unwrap_or(path.len()));
+        let name = percent_decoded(escaped)?.replace("~1", "/").replace("~0", "~");
+        let wire = wire(&name);
+        (wire != name).then(|| format!("{document}#/properties/{wire}{rest}"))
+    });
+    out
 }

@@ -155,7 +155,8 @@ pub(super) fn pointer(root_id: Option<&str>, reference: &str) -> Result<String, 
     Ok(pointer)
 }
 
-fn percent_decoded(text: &str) -> Option<String> {
+/// Decodes the percent-encoded bytes of a reference. Returns `None` if they are not UTF-8.
+pub(crate) fn percent_decoded(text: &str) -> Option<String> {
     let mut bytes = Vec::with_capacity(text.len());
     let mut rest = text.as_bytes();
     while let [first, after @ ..] = rest {

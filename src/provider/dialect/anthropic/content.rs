@@ -302,7 +302,7 @@ impl AnthropicHistoryEncoder<'_> {
     }
 
     fn tool_use(&mut self, tool_use: &ToolUse, native: bool) -> AnthropicObject {
-        let input = encoding::input_object(tool_use);
+        let input = self.names.input(&tool_use.name, encoding::input_object(tool_use));
         let id = self.ids.assign(&tool_use.id);
         self.void.remove(&tool_use.id);
         let name = self.names.get(&tool_use.name);

@@ -20,7 +20,6 @@ use crate::{
             EffortWords, Encoded,
             encoding::{self, budget_of, budget_within, cache_control, is_forced, nearest},
             names::ToolNames,
-            tool_schema::tool_schema,
         },
     },
     tool::walk::{describe, includes_type, references},
@@ -62,7 +61,7 @@ const FORMATS: [&str; 10] =
 pub(super) fn encode(request: &Request, block_binding: bool) -> Result<Encoded, ProviderError> {
     let options = &request.options;
     let cache = options.cache().map(cache_control);
-    let names = ToolNames::of(request, NAME_LIMIT, "");
+    let names = ToolNames::of(request, NAME_LIMIT, "").with_properties();
     let mut encoder = AnthropicEncoder {
         options,
         names: &names,
@@ -308,8 +307,8 @@ impl AnthropicEncoder<'_> {
                 if !description.trim().is_empty() {
                     value.insert("description".to_owned(), (*description).into());
                 }
-                let schema = tool_schema(tool.schema());
-                value.insert("input_schema".to_owned(), schema.clone());
+                let schema = self.names.schema(tool.name(), tool.schema());
+                value.insert("input_schema".to_owned(), schema);
                 value
             })
             .collect();

@@ -454,11 +454,13 @@ impl Decoder for GeminiDecoder {
     }
 
     fn end(&mut self, deltas: &mut Vec<Delta>) -> DecodeResult {
-        match self.done {
-            true => Ok(()),
-            false if self.continued => Err(self.truncated("more content followed its finish reason")),
-            false => self.finish(deltas),
+        if self.done {
+            return Ok(());
         }
+        if self.continued {
+            return Err(self.truncated("more content followed its finish reason"));
+        }
+        self.finish(deltas)
     }
 }
 

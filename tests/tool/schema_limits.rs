@@ -220,6 +220,25 @@ fn new_pattern_with_a_bracket_in_a_class_is_not_checked() {
 }
 
 #[test]
+fn new_pattern_property_with_a_bracket_in_a_class_is_accepted_and_checked() {
+    for pattern in ["^[[a]+$", r"^[\[a]+$", r"^[a[]+$", r"^[a\]?[]+$"] {
+        let properties = json!({ pattern: { "type": "integer" } });
+        let schema = json!({ "patternProperties": properties, "additionalProperties": false });
+        let schema: Schema =
+            serde_json::from_value(schema.clone()).unwrap_or_else(|error| panic!("{pattern}: {error}"));
+        assert_eq!(schema.validate(&json!({ "a[": 1 })), Ok(()), "{pattern}");
+        assert!(schema.validate(&json!({ "a[": "1" })).is_err(), "{pattern}");
+        assert!(schema.validate(&json!({ "b": 1 })).is_err(), "{pattern}");
+        assert_eq!(schema.as_value()["patternProperties"], properties);
+    }
+    let schema = json!({ "patternProperties": { "[[]": { "minimum": 1 }, r"[\[]": { "maximum": 2 } } });
+    let schema = Schema::new(schema).unwrap();
+    for (value, is_valid) in [(0, false), (1, true), (3, false)] {
+        assert_eq!(schema.validate(&json!({ "[": value })).is_ok(), is_valid, "{value}");
+    }
+}
+
+#[test]
 fn new_unmatchable_pattern_property_is_refused() {
     let schema = json!({ "patternProperties": { "^(?!x)": {} }, "additionalProperties": false });
     assert!(Schema::new(schema).unwrap_err().0.contains("look-around"));

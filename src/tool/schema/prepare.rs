@@ -123,14 +123,20 @@ impl SchemaPreparation {
         {
             schema.shift_remove("pattern");
         }
-        if let Some(Value::Object(patterns)) = schema.get("patternProperties") {
-            for pattern in patterns.keys() {
-                if !self.take_pattern(pattern)? {
+        if let Some(Value::Object(patterns)) = schema.get_mut("patternProperties") {
+            for (pattern, subschema) in std::mem::take(patterns) {
+                let mut pattern = with_plain_brackets(&pattern);
+                if !self.take_pattern(&pattern)? {
                     return refuse(format!(
-                        "`patternProperties` has look-around, a back-reference or a `[` in a class: {:?}",
-                        clip(pattern, 200)
+                        "`patternProperties` has look-around or a back-reference: {:?}",
+                        clip(&pattern, 200)
                     ));
                 }
+                while patterns.contains_key(&pattern) {
+                    // Another pattern has the same form. An empty group keeps them apart.
+                    pattern.insert_str(0, "(?:)");
+                }
+                patterns.insert(pattern, subschema);
             }
         }
         if let Some(Value::String(reference)) = schema.get_mut("$ref") {
@@ -252,6 +258,26 @@ fn weigh(pattern: &str) -> Option<RegexCost> {
     }
     let states = groups.into_iter().fold(atom, usize::saturating_add);
     Some(RegexCost { states, rewrites })
+}
+
+/// Returns a pattern with a backslash before each `[` in a class. In JSON Schema, such a `[` is a plain character, and for
+/// the engine it would begin a nested class.
+fn with_plain_brackets(pattern: &str) -> String {
+    let (mut plain, mut is_in_class) = (String::with_capacity(pattern.len()), false);
+    let mut rest = pattern.chars();
+    while let Some(char) = rest.next() {
+        match char {
+            '[' if is_in_class => plain.push('\\'),
+            '[' => is_in_class = true,
+            ']' => is_in_class = false,
+            _ => {}
+        }
+        plain.push(char);
+        if char == '\\' {
+            plain.extend(rest.next());
+        }
+    }
+    plain
 }
 
 fn close_atom(groups: &mut [usize], atom: &mut usize) {

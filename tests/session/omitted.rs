@@ -144,6 +144,22 @@ async fn omitted_attachment_is_not_sent_for_a_summary_either() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn kept_prompts_of_a_summary_contain_no_note_of_an_omitted_file() {
+    let steps = ["Seen.", "Yes.", "A summary."].map(Step::text);
+    let (provider, agent) = agent(steps);
+    let policy = CompactionPolicy::default().with_kept_turns(0).with_kept_prompts();
+    let session =
+        Session::builder(MemoryStore::new()).agent(agent.compaction(policy)).create().await.unwrap();
+    session.ask([Content::from("Look"), picture()]).await.unwrap();
+    session.omit(node(1), 1).await.unwrap();
+    session.ask("And?").await.unwrap();
+    let summary = session.compact(Compact::default()).await.unwrap();
+    assert_eq!(blocks(&provider.last_request().unwrap(), 0), ["Look", NOTE]);
+    let text = "A summary.\n\nEarlier messages of the user, the newest first:\n\nLook";
+    assert_eq!(summary.text(), text);
+}
+
+#[tokio::test(start_paused = true)]
 async fn omission_of_something_else_fails_and_changes_nothing() {
     let gate = Gate::new();
     let (_, agent) = agent([Step::text("Seen."), Step::new().then_text(["Half"]).gate(&gate).stop()]);

@@ -15,7 +15,7 @@ use crate::{
         RequestEnd, Role, Text, Timestamp, Usage, UsageRow, cleared, text_tokens,
     },
     provider::{Delta, Model, ProviderError, ProviderErrorKind, StopReason, estimated_tokens, room},
-    run::{Error, ErrorKind},
+    run::{Error, ErrorKind, Settings},
     tool::Replay,
 };
 
@@ -368,7 +368,7 @@ pub(super) fn plan(turn: &Turn, why: &WhyCompact<'_>, cx: &CoreContext<'_>) -> O
     let (at, end) = insertion(turn);
     let sizes = (size, room, fixed(turn, cx.config));
     let trigger = if refused.is_some() { CompactionTrigger::Overflow } else { CompactionTrigger::Size };
-    let plan = planned(&cx.config.settings.sent(all), end, policy, sizes, trigger, None)?;
+    let plan = planned(turn, &cx.config.settings, end, policy, sizes, trigger, None)?;
     Some(CompactionPlan { at, refused: refused.cloned(), ..plan })
 }
 
@@ -405,7 +405,8 @@ pub(super) fn requested(
             Ok(CompactionPlan { kept, ready, ..CompactionPlan::new(CompactionTrigger::Request, size) })
         }
         how => planned(
-            &cx.config.settings.sent(all),
+            turn,
+            &cx.config.settings,
             all.len(),
             policy,
             sizes,
@@ -448,17 +449,20 @@ fn insertion(turn: &Turn) -> (usize, usize) {
 /// Plans a compaction at the index `end`. The sizes are those of the request, of the room, and of the system prompt and
 /// the tools. `wanted` states how the compaction was requested, and the focus of its summary.
 fn planned(
-    all: &History,
+    turn: &Turn,
+    settings: &Settings,
     end: usize,
     policy: &CompactionPolicy,
     (size, known_room, fixed): (u64, Option<u64>, u64),
     trigger: CompactionTrigger,
     wanted: Option<(CompactHow, Option<&str>)>,
 ) -> Option<CompactionPlan> {
+    let all = turn.working.all();
     let is_overflow = trigger == CompactionTrigger::Overflow;
     let room = known_room.unwrap_or(if is_overflow { size.max(1) } else { size.max(UNKNOWN_ROOM) });
     let share = |share: f64| times(room, share);
-    let before: History = all.iter().take(end).cloned().collect();
+    let written: History = all.iter().take(end).cloned().collect();
+    let before = settings.sent(&written);
     let old = before.compaction().map(|(index, own)| (index, own.is_summary, own.sent_from(index)));
     let (start, old_text) = match old {
         Some((index, true, (start, _))) => (start, Some(before.get(index)?.text())),
@@ -518,8 +522,12 @@ fn planned(
     }
     let asked = history.last().map(|message| message.timestamp).unwrap_or_default();
     history.push(Message::user(instruction).with_timestamp(asked));
-    let prompts =
-        if policy.kept_prompts { prompts(&before, index(tail), share(PROMPTS_SHARE)) } else { String::new() };
+    // The notes in place of files are not words of the user. A file can be restored after the summary is stored.
+    let prompts = if policy.kept_prompts {
+        prompts(&written, index(tail), share(PROMPTS_SHARE))
+    } else {
+        String::new()
+    };
     Some(CompactionPlan { kept, cleared, history, prompts, ..plan })
 }
 

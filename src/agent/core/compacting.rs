@@ -12,7 +12,7 @@ use crate::{
     },
     message::{
         ClearingReason, Compaction, CompactionTrigger, Content, History, Message, MessageId, Purpose,
-        RequestEnd, Role, Text, Timestamp, Usage, UsageRow, cleared, text_tokens,
+        RequestEnd, Role, Text, Timestamp, TurnId, Usage, UsageRow, cleared, text_tokens,
     },
     provider::{Delta, Model, ProviderError, ProviderErrorKind, StopReason, estimated_tokens, room},
     run::{Error, ErrorKind, Settings},
@@ -482,7 +482,7 @@ fn planned(
     let index = |place: usize| sent.get(place).map_or(end, |own| own.index);
     let count = |from: usize, to: usize| u32::try_from(to - from).unwrap_or(u32::MAX);
 
-    let tail = tail(&sent, policy.kept_turns, end < all.len(), share(KEPT_SHARE));
+    let tail = tail(&sent, policy.kept_turns, (end == all.len()).then_some(turn.id), share(KEPT_SHARE));
     let freed = |to: usize| sent[..to].iter().map(|own| own.tokens - own.bare.min(own.tokens)).sum::<u64>();
     let plan = CompactionPlan { kept: count(index(tail), end), ..CompactionPlan::new(trigger, size) };
     let clearing = |to: usize| {
@@ -532,14 +532,14 @@ fn planned(
 }
 
 /// Returns the place of the first message that is sent unchanged. This is the prompt of the oldest turn to keep, or a
-/// later answer if the messages from this prompt on have more than `limit` tokens. `prompt_follows` states whether the
-/// prompt of the turn in flight follows the messages.
-fn tail(sent: &[MeasuredMessage<'_>], kept_turns: u32, prompt_follows: bool, limit: u64) -> usize {
+/// later answer if the messages from this prompt on have more than `limit` tokens. `in_flight` is the turn of the last
+/// messages, unless the prompt of the turn in flight follows the messages.
+fn tail(sent: &[MeasuredMessage<'_>], kept_turns: u32, in_flight: Option<TurnId>, limit: u64) -> usize {
     // The prompt of the turn in flight is always kept.
-    let turns = if prompt_follows { kept_turns.saturating_sub(1) } else { kept_turns.max(1) };
-    let prompts = sent.iter().enumerate().rev().filter(|(_, own)| own.message.is_prompt());
+    let turns = if in_flight.is_none() { kept_turns.saturating_sub(1) } else { kept_turns.max(1) };
+    let mut prompts = (0..sent.len()).rev().filter(|place| begins_turn(sent, *place, in_flight));
     let oldest = match turns.checked_sub(1) {
-        Some(earlier) => prompts.map(|(place, _)| place).nth(earlier as usize).unwrap_or(0),
+        Some(earlier) => prompts.nth(earlier as usize).unwrap_or(0),
         None => sent.len(),
     };
     let is_answer = |own: &MeasuredMessage<'_>| own.message.role == Role::Assistant;
@@ -557,6 +557,17 @@ fn tail(sent: &[MeasuredMessage<'_>], kept_turns: u32, prompt_follows: bool, lim
         }
     }
     oldest
+}
+
+/// Returns whether the message is a prompt that begins a turn. A prompt that has joined a turn stands between two messages
+/// of this turn, or at the end of the turn in flight. The ids of prompts can be those of the application, and name no turn.
+fn begins_turn(sent: &[MeasuredMessage<'_>], place: usize, in_flight: Option<TurnId>) -> bool {
+    let other = |own: &&MeasuredMessage<'_>| !own.message.is_prompt();
+    let turn = |own: &MeasuredMessage<'_>| own.message.id.as_ref()?.turn();
+    let (earlier, later) = sent.split_at(place);
+    let before = earlier.iter().rev().find(other).and_then(turn);
+    let after = later.iter().find(other).map_or(in_flight, turn);
+    later.first().is_some_and(|own| own.message.is_prompt()) && (before.is_none() || before != after)
 }
 
 /// Returns the newest messages of a conversation, cleared except for the last answer, as far as they have at most `limit`

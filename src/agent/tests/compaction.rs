@@ -6,13 +6,14 @@ use serde_json::json;
 use tokio::time::advance;
 
 use super::{
+    cut_compactions::slow,
     hooks::{Hooks, Log, Watched, brief, failed, reached, sent, stopped, tokens},
     support::{name, names, returned},
 };
 use crate::{
     agent::{
         Accepted, Agent, AgentBuilder, BackupCause, BackupModel, Compact, CompactionPolicy, ErrorDecision,
-        Event, Failure, RunStep,
+        Event, Failure, Next, Prompt, RunStep,
     },
     message::{CompactionTrigger, Message, Purpose, RequestEnd, Usage},
     provider::{
@@ -304,6 +305,30 @@ async fn compaction_within_a_turn_stands_after_the_results() {
         _ => None,
     });
     assert_eq!(step.unwrap().messages.len(), 2, "a step has no compaction");
+}
+
+#[tokio::test(start_paused = true)]
+async fn kept_turn_includes_what_precedes_a_prompt_that_joined_it() {
+    for (turns, in_tool, in_answer, kept) in [(1, 900, 0, 4), (2, 100, 900, 5)] {
+        let gate = Gate::new();
+        let usage = Usage::default().with_input(in_tool);
+        let asking = Step::new().usage(usage).then_tool_use("t", "slow", json!({})).stop();
+        let answer = counted("A2", in_answer);
+        let rest = if in_answer == 0 { [Step::text("S."), answer] } else { [answer, Step::text("S.")] };
+        let steps = [Step::text("A1"), asking].into_iter().chain(rest).chain([Step::text("A3")]);
+        let provider = ScriptedProvider::new(steps);
+        let policy = CompactionPolicy::default().with_kept_turns(turns);
+        let mut agent = Watched::start(agent(&provider, policy).tool(slow(&gate))).await;
+        agent.run("Q1").await;
+        agent.agent.prompt("Q2").await.unwrap();
+        reached(&gate).await;
+        agent.agent.prompt(Prompt::new("Now").at(Next::Step)).await.unwrap();
+        gate.open();
+        let mut events = agent.end().await;
+        events.extend(agent.run("Q3").await);
+        let own = compactions(&events)[0].clone().unwrap();
+        assert_eq!(own.compaction.as_ref().unwrap().kept, kept, "{turns}");
+    }
 }
 
 #[tokio::test]

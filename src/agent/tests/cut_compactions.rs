@@ -51,7 +51,7 @@ fn failures(repeats: usize) -> (Hooks, Log<Failure>) {
 // ---- prompts that have joined the turn ----
 
 /// A tool that waits at the gate.
-fn slow(gate: &Gate) -> impl Tool + use<> {
+pub(super) fn slow(gate: &Gate) -> impl Tool + use<> {
     let gate = gate.clone();
     tool_fn("slow", "Waits.", move |_: BTreeMap<String, u8>, _| {
         let gate = gate.clone();

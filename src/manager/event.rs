@@ -341,6 +341,15 @@ impl SessionWatcher for SessionWatch {
         })
     }
 
+    fn labels(self: Arc<Self>, own: Labels) -> BoxFuture<'static, Result<Labels, Error>> {
+        Box::pin(async move {
+            match self.inner.upgrade() {
+                Some(inner) => inner.labels_at_creation(&self.id, own).await,
+                None => Ok(own),
+            }
+        })
+    }
+
     fn sub_agents(self: Arc<Self>) -> Option<Arc<dyn SubAgentHost>> {
         self.inner.upgrade().filter(|inner| inner.store.traits().labels)?;
         Some(self)

@@ -34,9 +34,11 @@
 //!   does not return. It is dropped with its parent's turn.
 //! - Another caller creates the conversation first: a new call creates its conversation, so the id must not exist.
 //!   A repeated call accepts only a conversation with its labels. Neither closes the session of the other caller.
-//! - The labels of the root change while the child is created: the call compares them afterwards, and if it was dropped
-//!   before, the task that closes the child does. `Manager::set_labels` waits for both, so if the process ends before,
-//!   the change is not acknowledged, and its caller repeats it.
+//! - The labels of the root change while the child is created: the child reads them between its `init` and its creation in
+//!   the store. The call compares them afterwards, and if it was dropped before, the task that closes the child does.
+//!   `Manager::set_labels` waits for all of this, so if the process ends before, the change is not acknowledged, and its
+//!   caller repeats it. It does not wait for an `init`, which can be slow, and can itself set labels. If the child is
+//!   stored already, the call, or its repetition after a crash, then gives it the labels.
 //! - Two children of one call: each has another number in its key.
 //! - Too many calls: a new one gets an error. A repeated one waits, because its child may have had effects.
 //! - A call waits for its ancestor, whose place does not become free before the call returns: a repeated call below a
@@ -115,6 +117,9 @@ struct SubAgentCallState {
     left: CancellationToken,
     /// Cancelled when the labels of the sub-agent were compared with those of the root, or the sub-agent is closed.
     labelled: CancellationToken,
+    /// Whether the sub-agent is being prepared, for example by its `init`. Until it is stored or opened, it gets the
+    /// labels that its root has then.
+    is_prepared: bool,
 }
 
 impl SubAgentCalls {
@@ -153,9 +158,21 @@ impl SubAgentCalls {
         }
     }
 
+    /// Notes whether the labels of this sub-agent will still be read.
+    fn set_prepared(&mut self, child: &ConversationId, is_prepared: bool) {
+        if let Some(call) = self.calls.get_mut(child) {
+            call.is_prepared = is_prepared;
+        }
+    }
+
+    /// Returns whether the labels of this sub-agent will still be read, by its call.
+    fn is_prepared(&self, child: &ConversationId) -> bool {
+        self.calls.get(child).is_some_and(|call| call.is_prepared)
+    }
+
     /// Returns the tokens of the calls below this root that may still store a sub-agent with earlier labels.
     fn unlabelled(&self, root: &ConversationId) -> Vec<CancellationToken> {
-        let below = self.calls.values().filter(|call| call.root == root.as_str());
+        let below = self.calls.values().filter(|call| call.root == root.as_str() && !call.is_prepared);
         below.map(|call| call.labelled.clone()).collect()
     }
 
@@ -203,7 +220,7 @@ impl OpenConversations {
         *entered += 1;
         let (parent, left) = (parent.0.clone(), CancellationToken::new());
         let labelled = left.child_token();
-        calls.insert(child.clone(), SubAgentCallState { parent, root, left, labelled });
+        calls.insert(child.clone(), SubAgentCallState { parent, root, left, labelled, is_prepared: true });
         Ok(None)
     }
 }
@@ -258,6 +275,7 @@ impl SubAgentSessionCloser {
                 // A decision can have come after the root had agreed to end.
                 inner.continue_decided(child);
             }
+            inner.registry().calls.set_prepared(child, false);
             if !is_labelled && let Err(error) = inner.label_late(child).await {
                 tracing::warn!(%child, %error, "a sub-agent did not get the labels of its root");
             }
@@ -317,6 +335,7 @@ impl SubAgentHost for SessionWatch {
                 Ok(None) => continue,
                 Err(error) => error,
             };
+            inner.registry().calls.set_prepared(&id, true);
             drop(inner);
             match error.kind() {
                 // The call is dropped with its parent's turn.
@@ -382,6 +401,7 @@ impl SessionWatch {
             return Ok(None);
         }
         let session = opened.session;
+        inner.registry().calls.set_prepared(id, false);
         let mut own = session.labels().await?;
         if !is_own(&own) {
             inner.close(id, StopPolicy::Leave).await?;
@@ -617,7 +637,8 @@ impl ManagerShared {
             for child in self.descendants(root).await? {
                 let Some(labels) = self.root_labels(root.as_str()).await? else { return Ok(()) };
                 let labels = labels.of_sub_agent(child.labels.iter())?;
-                if labels == child.labels {
+                // A call that still prepares this sub-agent reads the labels afterwards. It can even wait for this.
+                if labels == child.labels || self.registry().calls.is_prepared(&child.id) {
                     continue;
                 }
                 let change = TitleOrLabels::Labels(labels.clone());
@@ -633,6 +654,28 @@ impl ManagerShared {
             if !is_changed {
                 return failed.map_or(Ok(()), Err);
             }
+        }
+    }
+
+    /// Returns the labels with which the conversation of a session is created. Those of a sub-agent may have changed since
+    /// its call has read them.
+    pub(super) async fn labels_at_creation(
+        &self,
+        child: &ConversationId,
+        own: Labels,
+    ) -> Result<Labels, Error> {
+        let Some(root) = own.get(Labels::PARENT).and_then(|_| own.get(Labels::ROOT)) else { return Ok(own) };
+        {
+            let mut registry = self.registry();
+            if !registry.calls.has(child) {
+                return Ok(own);
+            }
+            // From here on, `set_labels` waits for the call.
+            registry.calls.set_prepared(child, false);
+        }
+        match self.root_labels(root).await? {
+            Some(labels) => labels.of_sub_agent(own.iter()),
+            None => Ok(own),
         }
     }
 

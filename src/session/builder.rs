@@ -268,13 +268,24 @@ impl SessionBuilder {
             return Err(StoreError::AlreadyExists { id }.into());
         }
         let (mut starting, id) = self.start_new(id).await?;
-        let state = starting.core.state();
-        let setup = Arc::clone(&starting.session.shared.setup);
-        let created = contained(tracing::Span::current(), async move {
-            let version = store.write(&id, &Write::first(), &Change::create(state)).await?;
-            Ok((version, ConversationLease::begin(&store, setup.keeper.as_ref(), &id, &setup.owner()).await?))
-        });
-        match created.await {
+        let (setup, watcher) =
+            (Arc::clone(&starting.session.shared.setup), starting.session.shared.watcher.clone());
+        let created: Result<_, Error> = async {
+            if let Some(watcher) = watcher {
+                let labels = watcher.labels(starting.core.labels().clone()).await?;
+                starting.core.created_with(labels);
+            }
+            let state = starting.core.state();
+            let created = contained(tracing::Span::current(), async move {
+                let version = store.write(&id, &Write::first(), &Change::create(state)).await?;
+                let owner = setup.owner();
+                let tenure = ConversationLease::begin(&store, setup.keeper.as_ref(), &id, &owner).await?;
+                Ok((version, tenure))
+            });
+            Ok(created.await?)
+        }
+        .await;
+        match created {
             Ok((version, tenure)) => {
                 starting.core.created(version);
                 starting.life = life::next(tenure.as_ref(), None);
@@ -284,7 +295,7 @@ impl SessionBuilder {
                 // The caller may try again, so the agent of this attempt must end first. The result of stopping it does
                 // not matter.
                 let _ = starting.agent.stop(starting.session.shared.setup.end_timeout).await;
-                return Err(error.into());
+                return Err(error);
             }
         }
         Ok(starting.run())

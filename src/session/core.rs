@@ -373,6 +373,11 @@ impl SessionCore {
         }
     }
 
+    /// Sets the labels of a conversation before it is created.
+    pub(super) fn created_with(&mut self, labels: Labels) {
+        self.labels = labels;
+    }
+
     /// Replaces the labels.
     pub(super) fn set_labels(&mut self, labels: Labels, env: &SessionEnv<'_>, effects: &mut Effects) {
         if self.labels == labels {

@@ -31,6 +31,12 @@ pub(crate) trait SessionWatcher: Send + Sync + 'static {
         Box::pin(ready(Ok(())))
     }
 
+    /// Returns the labels with which the conversation is created, after the `init` of its agent. `own` are those that the
+    /// session was given before.
+    fn labels(self: Arc<Self>, own: Labels) -> BoxFuture<'static, Result<Labels, Error>> {
+        Box::pin(ready(Ok(own)))
+    }
+
     /// Returns the manager that runs the sub-agents of the session's agent as sessions, if there is one.
     fn sub_agents(self: Arc<Self>) -> Option<Arc<dyn SubAgentHost>> {
         None

@@ -1,6 +1,7 @@
 //! Sub-agents whose process stops between two calls of the store.
 
 use std::{
+    error::Error,
     sync::{
         Arc, Mutex,
         atomic::{AtomicUsize, Ordering},
@@ -10,7 +11,7 @@ use std::{
 
 use async_trait::async_trait;
 use omni_agent::{
-    agent::{Agent, Durable, SubAgent},
+    agent::{Agent, AgentCallbacks, Durable, State, StateEdit, SubAgent},
     manager::{Manager, ManagerBuilder, OpenOptions, Sweep},
     store::{
         ConversationId, Labels, Listing, MemoryStore, Owner, Page, Store, StoreError, TurnSummary,
@@ -20,7 +21,7 @@ use omni_agent::{
     tool::{Replay, Tool, tool_fn},
 };
 use serde_json::{Value, json};
-use tokio::time::sleep;
+use tokio::time::{Instant, sleep};
 
 use crate::stores::id;
 
@@ -88,15 +89,35 @@ impl Store for Holding {
 struct Team {
     gate: Gate,
     worked: Arc<AtomicUsize>,
+    init: Option<SubAgentInit>,
+}
+
+/// The `init` of the sub-agent. It waits at the gate, or sets the labels of the root if there is no gate.
+#[derive(Clone)]
+struct SubAgentInit(Manager, Option<Gate>);
+
+#[async_trait]
+impl AgentCallbacks for SubAgentInit {
+    async fn init(&mut self, _: &mut StateEdit, _: &State) -> Result<(), Box<dyn Error + Send + Sync>> {
+        match &self.1 {
+            Some(gate) => gate.pass().await,
+            None => self.0.set_labels(&id("root"), tenant("new")).await?,
+        }
+        Ok(())
+    }
+}
+
+fn tenant(name: &str) -> Labels {
+    Labels::new([("tenant", name)]).unwrap()
 }
 
 impl Team {
     fn new() -> Self {
-        Self { gate: Gate::new(), worked: Arc::default() }
+        Self { gate: Gate::new(), worked: Arc::default(), init: None }
     }
 
     fn options(&self, level: Durable) -> OpenOptions {
-        let own = self.clone();
+        let (own, init) = (self.clone(), self.init.clone());
         let sub = SubAgent::new("sub", "Works.", move |_| {
             let own = own.clone();
             let work = tool_fn("work", "Works.", move |_: Value, _| {
@@ -107,7 +128,11 @@ impl Team {
                     Ok("worked")
                 }
             });
-            calling("work").tool(work.with_replay(Replay::Never))
+            let agent = calling("work").tool(work.with_replay(Replay::Never));
+            match init.clone() {
+                Some(init) => agent.callbacks(init),
+                None => agent,
+            }
         });
         OpenOptions::new(calling("sub").tool(sub)).durable(level).subscribe(None)
     }
@@ -260,4 +285,57 @@ async fn set_labels_while_a_sub_agent_is_created_returns_when_it_has_the_new_lab
         }
         assert_eq!(tenants().await, "new new");
     }
+}
+
+/// Returns the tenants of all stored conversations.
+async fn tenants(store: &Holding) -> String {
+    let all = store.store.list(&Page::first(99).into()).await.unwrap();
+    let mut tenants: Vec<_> = all.iter().filter_map(|own| own.labels.get("tenant")).collect();
+    tenants.sort_unstable();
+    tenants.join(" ")
+}
+
+#[tokio::test(start_paused = true)]
+async fn set_labels_by_the_init_of_a_sub_agent_does_not_wait_for_itself() {
+    for is_repeated in [false, true] {
+        let (store, mut team) = (Holding::new(), Team::new());
+        let mut manager_of_life = manager(&store).build();
+        team.init = (!is_repeated).then(|| SubAgentInit(manager_of_life.clone(), None));
+        let options = team.options(Durable::InFlight).labels(tenant("old"));
+        let mut begun = Instant::now();
+        let mut root = manager_of_life.create_with_id(&id("root"), options).await.unwrap().session;
+        root.prompt("Go").await.unwrap();
+        team.gate.reached().await;
+        if is_repeated {
+            manager_of_life.hand_over(Duration::from_secs(10)).await.unwrap();
+            manager_of_life = manager(&store).build();
+            team.init = Some(SubAgentInit(manager_of_life.clone(), None));
+            begun = Instant::now();
+            root = manager_of_life.open(&id("root"), team.options(Durable::InFlight)).await.unwrap().session;
+        }
+        team.gate.open();
+        root.wait_until_idle().await.unwrap();
+        assert!(begun.elapsed() < Duration::from_secs(5), "{is_repeated}: {:?}", begun.elapsed());
+        assert_eq!(tenants(&store).await, "new new", "{is_repeated}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn set_labels_during_a_slow_init_of_a_sub_agent_returns_before_it() {
+    let (store, mut team, held) = (Holding::new(), Team::new(), Gate::new());
+    let manager = manager(&store).build();
+    team.init = Some(SubAgentInit(manager.clone(), Some(held.clone())));
+    let options = team.options(Durable::InFlight).labels(tenant("old"));
+    let root = manager.create_with_id(&id("root"), options).await.unwrap().session;
+    root.prompt("Go").await.unwrap();
+    held.reached().await;
+    let begun = Instant::now();
+    manager.set_labels(&id("root"), tenant("new")).await.unwrap();
+    assert!(begun.elapsed() < Duration::from_secs(5), "{:?}", begun.elapsed());
+
+    // Not even the first version of the sub-agent in the store has the former labels.
+    store.hold("created sub-");
+    held.open();
+    store.gate.reached().await;
+    assert_eq!(tenants(&store).await, "new new");
 }

@@ -184,19 +184,21 @@ impl McpConnection {
             changes: changes.clone(),
         };
         let deadline = Instant::now() + limit;
+        // The end of a program that was started before.
+        let mut earlier = String::new();
         let (served, carrier) = match &settings.transport {
             builder::Transport::Program(start) => loop {
-                let (program, pipe) = run(start, settings)?;
+                let (program, pipe, input) = run(start, settings)?;
                 let serving = handler().serve_with_lifecycle(pipe, lifecycle.clone());
                 let served = timeout_at(deadline, serving).await;
-                let is_closed = matches!(
-                    served,
-                    Ok(Err(ClientInitializeError::ConnectionClosed(_)
-                        | ClientInitializeError::TransportError { .. }))
-                );
-                if is_closed && matches!(lifecycle, ClientLifecycleMode::Auto { .. }) {
-                    // Some old servers exit if the first message is not `initialize`.
+                let is_closed = matches!(served, Ok(Err(ClientInitializeError::ConnectionClosed(_))));
+                let is_auto = matches!(lifecycle, ClientLifecycleMode::Auto { .. });
+                if is_closed && is_auto && input.is_read() {
+                    // Some old servers exit if the first message is not `initialize`. A program that has not read the
+                    // message exits for another reason, so another start would not help.
                     lifecycle = ClientLifecycleMode::Initialize;
+                    let end = program.words().await;
+                    earlier = format!("; before, it was started and got `server/discover`{end}");
                     continue;
                 }
                 break (served, McpTransportParts::Program(program));
@@ -210,7 +212,7 @@ impl McpConnection {
         let service = match served.map_err(|_| settings.timed_out(limit))? {
             Ok(service) => service,
             Err(error) => {
-                let reason = format!("{}{}", reason(&error, settings)?, carrier.ending().await);
+                let reason = format!("{}{}{earlier}", reason(&error, settings)?, carrier.ending().await);
                 return Err(settings.unreachable(reason));
             }
         };
@@ -387,15 +389,43 @@ const SOON: Duration = Duration::from_secs(1);
 pub(super) struct McpProgram {
     process: Arc<Process>,
     words: Arc<StderrTail>,
+    /// Cancelled when the standard error was read to its end.
+    heard: CancellationToken,
     settings: Arc<McpSettings>,
     fault: McpServerFault,
 }
 
+/// Another handle of the standard input of a program, which shows whether the program has read it. The program can't see
+/// the end of its input before this is dropped.
+struct McpInputProbe {
+    #[cfg(unix)]
+    stdin: Option<std::os::fd::OwnedFd>,
+}
+
+impl McpInputProbe {
+    #[cfg_attr(not(unix), expect(unused_variables, reason = "only Unix shows what was read"))]
+    fn new(stdin: &std::process::ChildStdin) -> Self {
+        Self {
+            #[cfg(unix)]
+            stdin: std::os::fd::AsFd::as_fd(stdin).try_clone_to_owned().ok(),
+        }
+    }
+
+    /// Returns whether the program has read everything that was written, or `true` if this is not known.
+    fn is_read(&self) -> bool {
+        #[cfg(unix)]
+        if let Some(stdin) = &self.stdin {
+            return rustix::io::ioctl_fionread(stdin).is_ok_and(|unread| unread == 0);
+        }
+        true
+    }
+}
+
 /// Starts the program.
-pub(super) fn run(
+fn run(
     start: &ProgramStart,
     settings: &Arc<McpSettings>,
-) -> Result<(McpProgram, McpBoundedTransport<McpProgramTransport>), McpError> {
+) -> Result<(McpProgram, McpBoundedTransport<McpProgramTransport>, McpInputProbe), McpError> {
     let cannot = |error: io::Error| McpError::Unreachable {
         server: settings.name.clone(),
         reason: format!("`{}` did not start: {error}", start.program.to_string_lossy()),
@@ -408,14 +438,17 @@ pub(super) fn run(
     let (process, pipes) = Process::start(command).map_err(cannot)?;
     // From here on, an early return drops the process, which kills the program.
     let process = Arc::new(process);
+    let input = McpInputProbe::new(&pipes.stdin);
     let stdin = ChildStdin::from_std(pipes.stdin).map_err(cannot)?;
     let stdout = ChildStdout::from_std(pipes.stdout).map_err(cannot)?;
     let stderr = ChildStderr::from_std(pipes.stderr).map_err(cannot)?;
     let words = Arc::new(StderrTail::default());
-    let (heard, owner) = (Arc::clone(&words), Arc::clone(settings));
+    let heard = CancellationToken::new();
+    let (tail, owner, end) = (Arc::clone(&words), Arc::clone(settings), heard.clone().drop_guard());
     // The task ends when the program and its children have closed their standard error.
     tokio::spawn(async move {
-        heard.follow_cleaned(stderr, &owner.name, |text| owner.secrets.removed(text)).await;
+        tail.follow_cleaned(stderr, &owner.name, |text| owner.secrets.removed(text)).await;
+        drop(end);
     });
     let fault = McpServerFault::default();
     let is_long = Arc::clone(&fault);
@@ -430,7 +463,7 @@ pub(super) fn run(
         process: Arc::clone(&process),
     };
     let pipe = McpBoundedTransport::new(pipe, Arc::clone(&fault));
-    Ok((McpProgram { process, words, settings: Arc::clone(settings), fault }, pipe))
+    Ok((McpProgram { process, words, heard, settings: Arc::clone(settings), fault }, pipe, input))
 }
 
 impl McpProgram {
@@ -449,6 +482,9 @@ impl McpProgram {
             return format!(": {reason}");
         }
         let how = timeout(SOON, self.process.ended()).await.ok();
+        if how.is_some() {
+            let _ = timeout(SOON, self.heard.cancelled()).await;
+        }
         let how = how.map_or_else(String::new, |how| format!("; the program ended: {how}"));
         let text = format!("{how}{}", self.words.quoted());
         tracing::debug!(server = self.settings.name, "an MCP server's connection ended{text}");

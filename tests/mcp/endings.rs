@@ -40,6 +40,22 @@ async fn connect_program_that_exits_on_discover_is_started_again() {
 }
 
 #[tokio::test]
+async fn connect_program_that_exits_before_it_reads_is_started_once() {
+    let Some(hostile) = Hostile::new() else { return };
+    let error = soon(hostile.unpinned("exit_at_start").connect()).await.unwrap_err().to_string();
+    assert!(error.contains("exit status: 1") && error.contains("no configuration"), "{error}");
+    assert_eq!((hostile.count("pid"), hostile.running()), (1, 0));
+}
+
+#[tokio::test]
+async fn connect_program_that_exits_at_both_starts_is_reported_with_both_ends() {
+    let Some(hostile) = Hostile::new() else { return };
+    let error = soon(hostile.unpinned("exit_on_message").connect()).await.unwrap_err().to_string();
+    assert!(error.contains("no initialize") && error.contains("no server/discover"), "{error}");
+    assert_eq!((hostile.count("pid"), hostile.running()), (2, 0));
+}
+
+#[tokio::test]
 async fn connect_server_that_never_answers_ends_at_the_limit_without_process() {
     let Some(hostile) = Hostile::new() else { return };
     let limit = Duration::from_millis(500);

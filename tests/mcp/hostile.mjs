@@ -9,6 +9,11 @@ const log = process.env.LOG;
 const note = (text) => appendFileSync(log, text + "\n");
 note(`pid ${process.pid}`);
 
+if (process.env.LIKE === "exit_at_start") {
+  process.stderr.write("no configuration\n");
+  process.exit(1);
+}
+
 const port = process.env.PORT;
 const line = (message) => message.raw ?? JSON.stringify({ jsonrpc: "2.0", ...message });
 const text = (text) => ({ content: [{ type: "text", text }] });
@@ -195,6 +200,10 @@ async function receive(message, send, response) {
   note(method === "notifications/cancelled" ? `cancelled ${methods.get(params.requestId)}` : method);
   if (like === "exit_on_discover" && method === "server/discover") {
     process.stderr.write("ExpectedInitializeRequest\n");
+    return process.exit(1);
+  }
+  if (like === "exit_on_message") {
+    process.stderr.write(`no ${method}\n`);
     return process.exit(1);
   }
   if (like === "tasks") return receiveAsModern(message, send);

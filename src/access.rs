@@ -266,6 +266,8 @@ pub struct EditorServers {
     /// The servers.
     #[cfg(feature = "mcp")]
     pub clients: Vec<McpClient>,
+    /// A sentence for each server that can't be used, with the server's name and the reason.
+    pub warnings: Vec<String>,
 }
 
 crate::debug::impl_debug! { EditorServers(self) {

@@ -49,7 +49,8 @@
 //!   [Serving an agent to other programs](crate::guides::serving).
 //! - **MCP servers.** With feature `mcp`, the servers of the editor's settings are connected, and each use of their
 //!   tools waits for an approval, unless the agent's callbacks decide otherwise. If a server can't be used, the session
-//!   is refused with an error. Without the feature, a session that names an MCP server is refused.
+//!   opens without it, and a warning before the first answer names the server: a notice, or a part of the message if the
+//!   client shows no notices. Without the feature, no server can be used.
 //! - **Limits.** A message may be up to 32 MiB long. A client that writes 1,000 consecutive lines that are not messages
 //!   is disconnected. Up to 64 requests can wait, and up to 1,000 sessions can be in use. If a client does not read the
 //!   messages sent to it, the agent waits.

@@ -5,7 +5,7 @@
 use std::{
     sync::{
         Arc, Mutex,
-        atomic::{AtomicU64, Ordering},
+        atomic::{AtomicBool, AtomicU64, Ordering},
     },
     time::Duration,
 };
@@ -35,6 +35,8 @@ pub(super) struct EditorSession {
     /// The prefix of the prompt ids that this connection creates.
     own: Arc<str>,
     sent: AtomicU64,
+    /// Whether the client was told about the servers that can't be used.
+    is_warned: AtomicBool,
     /// Held while the session is opened.
     pub(super) opening: AsyncMutex<()>,
     state: Mutex<EditorState>,
@@ -66,8 +68,14 @@ impl Drop for LiveEditorSession {
 
 impl EditorSession {
     pub(super) fn new(id: ConversationId, request: StartRequest, own: Arc<str>) -> Arc<Self> {
-        let (sent, opening) = (AtomicU64::new(0), AsyncMutex::default());
-        Arc::new(Self { id, request, own, sent, opening, state: Mutex::default() })
+        let (sent, is_warned, opening) = Default::default();
+        Arc::new(Self { id, request, own, sent, is_warned, opening, state: Mutex::default() })
+    }
+
+    /// Returns the warnings about servers that can't be used. A repeated call returns none.
+    pub(super) fn take_warnings(&self) -> &[String] {
+        let is_warned = self.is_warned.swap(true, Ordering::Relaxed);
+        self.request.editor().filter(|_| !is_warned).map_or(&[], |(_, servers)| &servers.warnings)
     }
 
     pub(super) fn own_prefix(&self) -> &str {

@@ -7,7 +7,7 @@
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
 use agent_client_protocol_schema::v1::{
-    ConfigOptionUpdate, Cost, Notice, NoticeSeverity, PermissionOption, PermissionOptionKind,
+    ConfigOptionUpdate, ContentChunk, Cost, Notice, NoticeSeverity, PermissionOption, PermissionOptionKind,
     RequestPermissionOutcome, RequestPermissionRequest, RequestPermissionResponse, SessionInfoUpdate,
     SessionNotification, SessionUpdate, UsageUpdate,
 };
@@ -209,7 +209,24 @@ impl EditorRelay {
         }
     }
 
+    /// Tells the client which of its servers can't be used. A client without notices gets a part of the agent's message.
+    async fn warn_of_servers(&self) -> Result<(), AcpClosed> {
+        for warning in self.entry.take_warnings() {
+            if self.client.notices {
+                self.notice("An MCP server is unavailable", warning.clone()).await?;
+            } else {
+                let chunk = ContentChunk::new(format!("[{warning}]\n\n").into());
+                self.send(SessionUpdate::AgentMessageChunk(chunk)).await?;
+            }
+        }
+        Ok(())
+    }
+
     async fn agent_event(&self, state: &mut EditorRelayState, event: &Event) -> Result<(), AcpClosed> {
+        if matches!(event, Event::StepStart { .. }) {
+            // Before the answer to the first prompt, the client may not know the session.
+            self.warn_of_servers().await?;
+        }
         for update in state.view.event(event) {
             self.send(update).await?;
         }

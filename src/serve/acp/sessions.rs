@@ -162,7 +162,7 @@ impl EditorServer {
             let why = format!("the folder `cwd` is `{}`; give an absolute path", folder.display());
             return Err(Error::invalid_params().data(why));
         }
-        let servers = connect(servers, &folder).await?;
+        let servers = connect(servers, &folder).await;
         let (conversation, labels) = stored.unzip();
         let labels = labels.unwrap_or_else(|| self.settings.client.principal.labels().clone());
         Ok(StartRequest { conversation, labels, model: None, via: Via::Acp { folder, servers } })
@@ -375,9 +375,10 @@ fn server_name(server: &McpServer) -> &str {
     }
 }
 
-/// Connects to the servers, all at the same time.
+/// Connects to the servers, all at the same time. A server that can't be used becomes a warning, because its editor sends
+/// the same servers for each session, and the agent can work without it.
 #[cfg(feature = "mcp")]
-pub(super) async fn connect(servers: Vec<McpServer>, folder: &Path) -> Result<EditorServers, Error> {
+pub(super) async fn connect(servers: Vec<McpServer>, folder: &Path) -> EditorServers {
     let connected = servers.into_iter().map(async |server| {
         let name = server_name(&server).to_owned();
         let builder = match server {
@@ -405,25 +406,32 @@ pub(super) async fn connect(servers: Vec<McpServer>, folder: &Path) -> Result<Ed
         Ok((client, tools.tools))
     });
     let mut all = EditorServers::default();
-    for (client, tools) in futures_util::future::try_join_all(connected).await? {
-        all.clients.push(client);
-        all.tools.extend(tools);
+    for connected in futures_util::future::join_all(connected).await {
+        match connected {
+            Ok((client, tools)) => {
+                all.clients.push(client);
+                all.tools.extend(tools);
+            }
+            Err(warning) => all.warnings.push(warning),
+        }
     }
-    Ok(all)
+    all
 }
 
 #[cfg(not(feature = "mcp"))]
 #[allow(clippy::unused_async, reason = "as with the feature")]
-pub(super) async fn connect(servers: Vec<McpServer>, _: &Path) -> Result<EditorServers, Error> {
-    match servers.first() {
-        None => Ok(EditorServers::default()),
-        Some(server) => Err(unusable(server_name(server), "the agent was built without the feature `mcp`")),
-    }
+pub(super) async fn connect(servers: Vec<McpServer>, _: &Path) -> EditorServers {
+    let why = "the agent was built without the feature `mcp`";
+    let warnings = servers.iter().map(|server| unusable(server_name(server), why)).collect();
+    EditorServers { warnings, ..EditorServers::default() }
 }
 
-fn unusable(name: &str, why: &str) -> Error {
-    let advice = "correct the server's settings or remove the server";
-    Error::invalid_params().data(format!("the MCP server {name:?} can't be used: {why}; {advice}"))
+/// Returns the warning about a server that can't be used, and logs it.
+fn unusable(name: &str, why: &str) -> String {
+    tracing::warn!(server = name, "an MCP server of the editor can't be used: {why}");
+    format!(
+        "the MCP server {name:?} can't be used: {why}; correct the server's settings or remove the server"
+    )
 }
 
 #[cfg(test)]

@@ -96,11 +96,16 @@ async fn backend_reads_turns_of_a_served_manager_completely() {
 }
 
 #[tokio::test]
-async fn server_that_cannot_be_used_is_an_error_that_names_it() {
+async fn server_that_cannot_be_used_is_named_in_a_warning_and_the_session_works() {
     let place = Place::new();
     let server = McpServer::program("broken", "/no/such/program", Vec::<String>::new());
     let (backend, options) = (backend(&place).with_mcp_server(server), SessionOptions::default());
-    let error = soon(backend.start(&options)).await.err().expect("the server does not exist").to_string();
-    assert!(error.contains(r#"the MCP server "broken" can't be used"#), "{error}");
+    let session = soon(backend.start(&options)).await.unwrap();
+    let folder = format!("The folder is {}.", place.path().display());
+    let first = asked(&*session, "Where are you?").await.text;
+    let warning = first.strip_suffix(&folder).expect("the agent answers");
+    assert!(warning.starts_with(r#"[the MCP server "broken" can't be used: "#), "{warning}");
+    assert_eq!(asked(&*session, "Where are you?").await.text, folder);
+    soon(session.terminate()).await;
     place.is_left().await;
 }

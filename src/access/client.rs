@@ -225,18 +225,27 @@ impl AuthorizedClient {
         self.options(&StartRequest { model, ..self.request(labels) }, mode).await
     }
 
-    /// Forks a conversation that the client may read. The fork has the labels of a new conversation.
+    /// Forks a conversation that the client may read. The fork has the labels of a new conversation. Its model must be
+    /// that of a new conversation, or one of `models`, because the client may not have been allowed to choose it.
     #[cfg(feature = "web")]
     pub(crate) async fn fork(
         &self,
         id: &ConversationId,
         node: NodeId,
         title: Option<String>,
+        models: &[String],
     ) -> Result<ConversationId, Error> {
-        let labels = self.new_options(None, None).await?.into_labels();
+        let (labels, own) = self.new_options(None, None).await?.into_labels_and_model();
         let options = title.into_iter().fold(ForkOptions::new(labels), ForkOptions::with_title);
         let check = async { self.permitted(id, &[Action::Read]).await.map(drop) };
-        self.manager.fork_if(id, node, options, check).await
+        let check_model = |model: Option<&str>| match model {
+            Some(name) if own.as_deref() != Some(name) && models.iter().all(|model| model != name) => {
+                let text = format!("the model {name} of the conversation can't be chosen for a new one");
+                Err(Error::new(ErrorKind::UnknownModel, text).with_member("model", name))
+            }
+            _ => Ok(()),
+        };
+        self.manager.fork_if(id, node, options, check, check_model).await
     }
 
     /// Creates a conversation with the labels of the principal. If the client is connected by a pipe, a conversation

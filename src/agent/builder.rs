@@ -229,6 +229,12 @@ impl AgentBuilder {
         pub fn history(self, history: History) { self.history = history }
     }
 
+    /// Returns the name of the model, if one is set.
+    #[cfg(feature = "web")]
+    pub(crate) fn model_name(&self) -> Option<String> {
+        self.model.as_ref().map(ModelSpec::name)
+    }
+
     /// Returns the history that was given to the builder.
     pub(crate) fn given_history(&self) -> &History {
         &self.history

@@ -34,6 +34,15 @@ impl From<String> for ModelSpec {
 }
 
 impl ModelSpec {
+    /// Returns the name of the model.
+    #[cfg(feature = "web")]
+    pub(super) fn name(&self) -> String {
+        match &self.0 {
+            ModelOrName::Model(model) => model.name().to_owned(),
+            ModelOrName::Name(name) => name.clone(),
+        }
+    }
+
     /// Resolves the model with this registry, for an agent that currently uses the model `used`.
     ///
     /// # Errors

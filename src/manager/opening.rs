@@ -411,10 +411,10 @@ impl OpenOptions {
         pub fn labels(self, labels: Labels) { self.labels = labels }
     }
 
-    /// Returns the labels of a new conversation.
+    /// Returns the labels of a new conversation, and the name of its model.
     #[cfg(feature = "web")]
-    pub(crate) fn into_labels(self) -> Labels {
-        self.labels
+    pub(crate) fn into_labels_and_model(self) -> (Labels, Option<String>) {
+        (self.labels, self.agent.model_name())
     }
 
     /// Adds labels to the labels that a new conversation gets.

@@ -280,6 +280,13 @@ impl OpenConversations {
         self.emit(ManagerEvent::Labels { id: id.clone(), labels });
     }
 
+    /// Reports a conversation that was stored without being open.
+    pub(super) fn emit_created(&mut self, id: &ConversationId, title: Option<Arc<str>>, labels: Labels) {
+        let session = OpenSession { id: id.clone(), title, labels, activity: Activity::Idle };
+        self.emit(ManagerEvent::Opened { session });
+        self.emit(ManagerEvent::Closed { id: id.clone(), reason: EndReason::Stopped });
+    }
+
     pub(super) fn emit_deleted(&mut self, id: &ConversationId) {
         self.emit(ManagerEvent::Deleted { id: id.clone() });
     }

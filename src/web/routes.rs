@@ -195,7 +195,7 @@ async fn create(mut call: WebRequest) -> Result<Response, Problem> {
 
 async fn fork(mut call: WebRequest) -> Result<Response, Problem> {
     let NewFork { node, title } = call.json(call.web.0.limits.body).await?;
-    let id = call.client.fork(call.id()?, node, title).await?;
+    let id = call.client.fork(call.id()?, node, title, &call.web.0.models).await?;
     Ok(call.created(id))
 }
 

@@ -9,19 +9,20 @@ use async_trait::async_trait;
 use omni_agent::{
     ErrorKind,
     agent::{Agent, AgentBuilder, Compact, CompactionPolicy, Config, SubAgent},
-    manager::{ForkOptions, Manager, OpenOptions, Titles},
+    manager::{ForkOptions, Manager, ManagerEvent, OpenOptions, Titles},
     message::{Attachment, Content, Usage},
     store::{
         ConversationId, Filter, Labels, Listing, MemoryStore, Page, Store, StoreError,
         custom::{Change, Lease, Stored, Version, Write},
     },
+    subscription::Update,
     testing::{Gate, ScriptedProvider, Step},
     tool::{ToolContext, declared_tool, tool_fn},
     tree::{NodeId, Tree},
 };
 use serde_json::{Value, json};
 
-use crate::support::{Act, CommandedStore, alone, create, held, id, parrot, scripted, secs};
+use crate::support::{Act, CommandedStore, alone, create, held, id, in_time, parrot, scripted, secs};
 
 fn node(number: u64) -> NodeId {
     NodeId::new(number).unwrap()
@@ -225,6 +226,10 @@ async fn fork_has_the_title_and_the_id_of_its_options_unless_they_are_invalid() 
     let fork = manager.fork(&id("a"), node(2), options("b").with_title("Other plans")).await.unwrap();
     assert_eq!(fork, id("b"));
     assert_eq!(store.load(&fork).await.unwrap().state.title.as_deref(), Some("Other plans"));
+    let again = manager.fork(&id("a"), node(2), options("b").with_title("Other plans")).await.unwrap();
+    assert_eq!(again, fork, "the answer to the first call may have been lost");
+    let longer = manager.fork(&id("a"), node(4), options("b").with_title("Other plans")).await;
+    assert_eq!(longer.unwrap_err().kind(), ErrorKind::AlreadyExists);
     for (options, kind) in [
         (options("b"), ErrorKind::AlreadyExists),
         (options("a"), ErrorKind::AlreadyExists),
@@ -242,6 +247,48 @@ async fn fork_has_the_title_and_the_id_of_its_options_unless_they_are_invalid() 
     manager.shutdown(secs(5)).await.unwrap();
     let error = manager.fork(&id("a"), node(2), labels("ann")).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::ShutDown);
+}
+
+#[tokio::test(start_paused = true)]
+async fn fork_repeated_while_it_is_open_and_continued_succeeds_and_changes_nothing() {
+    let store = Arc::new(MemoryStore::new());
+    let manager = Manager::builder(Arc::clone(&store)).titles(Titles::Off).build();
+    original(&manager).await;
+    let options = || ForkOptions::new(labels("ben")).with_id(id("b"));
+    manager.fork(&id("a"), node(4), options()).await.unwrap();
+    let session = manager.open(&id("b"), alone(counted())).await.unwrap().session;
+    session.ask("Next").await.unwrap();
+    session.flush(secs(5)).await.unwrap();
+    assert_eq!(manager.fork(&id("a"), node(4), options()).await.unwrap(), id("b"));
+    assert_eq!(texts(&tree(&*store, &id("b")).await)[3..], ["re: Two", "Next", "re: Next"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn fork_is_reported_once_like_a_new_conversation_that_is_closed() {
+    let manager = Manager::builder(MemoryStore::new()).titles(Titles::Off).build();
+    original(&manager).await;
+    let mut updates = manager.subscribe();
+    let options = || ForkOptions::new(labels("ben")).with_id(id("b"));
+    manager.fork(&id("a"), node(4), options()).await.unwrap();
+    manager.fork(&id("a"), node(4), options()).await.unwrap();
+    manager.rename(&id("b"), Some("Last")).await.unwrap();
+    let mut seen = Vec::new();
+    loop {
+        match in_time(updates.next()).await {
+            Some(Update::Event(event)) => match &*event.event {
+                ManagerEvent::Opened { session } => {
+                    assert_eq!((session.title.as_deref(), &session.labels), (Some("Plans"), &labels("ben")));
+                    seen.push(format!("opened {}", session.id));
+                }
+                ManagerEvent::Closed { id, .. } => seen.push(format!("closed {id}")),
+                ManagerEvent::Title { .. } => break,
+                _ => {}
+            },
+            other => panic!("{other:?}"),
+        }
+    }
+    assert_eq!(seen, ["opened b", "closed b"]);
+    assert_eq!(manager.list_open().len(), 1);
 }
 
 #[tokio::test(start_paused = true)]

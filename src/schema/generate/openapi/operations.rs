@@ -137,7 +137,7 @@ pub(super) const OPERATIONS: &[Operation] = &[
         description: "The new conversation belongs to the principal. The original does not change.",
         body: Some(Document::include::<NewFork>),
         answer: Answer::Created(Document::include::<Created>),
-        problems: &[CONVERSATION, BODY, STORE, OPEN, START, FORK, TITLE, WRITE],
+        problems: &[CONVERSATION, BODY, STORE, OPEN, START, FORK, MODEL, TITLE, WRITE],
         ..PLAIN
     },
     Operation {

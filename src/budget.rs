@@ -119,6 +119,10 @@ pub struct BudgetReport {
     pub budget: Budget,
     /// The requests so far, and their usage. It contains no model.
     pub spent: UsageSum,
+    /// The expected use of the refused request and of the requests in flight, in the amounts that the budget limits. Only
+    /// the report of a refused request has it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reserved: Option<Budget>,
     /// Whether other runs can draw from the budget.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub shared: bool,
@@ -130,7 +134,7 @@ pub struct BudgetReport {
 impl fmt::Display for BudgetReport {
     /// Writes why the budget refuses a request, and what to do.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { budget, spent, shared, unpriced } = self;
+        let Self { budget, spent, reserved, shared, unpriced } = self;
         write!(f, "the {}budget ", if *shared { "shared " } else { "" })?;
         if let Some(model) = unpriced {
             write!(f, "in money can't be checked, because the cost of an answer of {model} is not known; ")?;
@@ -141,13 +145,20 @@ impl fmt::Display for BudgetReport {
         let usd = budget.usd.map(|limit| format!("${cost:.4} of ${limit}"));
         let tokens = budget.tokens.map(|limit| format!("{} of {limit} tokens", spent.usage.total()));
         let requests = budget.requests.map(|limit| format!("{} of {limit} requests", spent.requests));
-        let spent: Vec<_> = [usd, tokens, requests].into_iter().flatten().collect();
-        write!(
-            f,
-            "does not allow another request: {} are spent, and the next request reserves more than is left; \
-             raise it, or use a cheaper model",
-            spent.join(", ")
-        )
+        let list =
+            |amounts: [Option<String>; 3]| amounts.into_iter().flatten().collect::<Vec<_>>().join(", ");
+        let spent = list([usd, tokens, requests]);
+        write!(f, "does not allow another request: {spent} are spent, and ")?;
+        match reserved {
+            Some(Budget { usd, tokens, requests }) => {
+                let usd = usd.map(|usd| format!("${usd:.4}"));
+                let tokens = tokens.map(|tokens| format!("{tokens} tokens"));
+                let reserved = list([usd, tokens, requests.map(|count| format!("{count} requests"))]);
+                write!(f, "the next request and those in flight need {reserved}; ")?;
+            }
+            None => f.write_str("the next request needs more than is left; ")?,
+        }
+        f.write_str("raise it, or use a cheaper model")
     }
 }
 
@@ -320,7 +331,17 @@ impl BudgetAccountState {
 
     fn report(&self, shared: bool) -> BudgetReport {
         let unpriced = self.unpriced_report().cloned();
-        BudgetReport { budget: self.budget, spent: self.spent.clone(), shared, unpriced }
+        BudgetReport { budget: self.budget, spent: self.spent.clone(), reserved: None, shared, unpriced }
+    }
+
+    /// Returns what this request and those in flight are expected to use, in the amounts that the budget limits.
+    fn reserved_with(&self, quote: &RequestCostQuote) -> Budget {
+        let [nano_usd, tokens, requests] = plus(self.reserved, self.expected(quote));
+        Budget {
+            usd: self.budget.usd.map(|_| nano_usd as f64 / 1e9),
+            tokens: self.budget.tokens.map(|_| tokens),
+            requests: self.budget.requests.map(|_| u32::try_from(requests).unwrap_or(u32::MAX)),
+        }
     }
 }
 
@@ -377,7 +398,8 @@ impl RunBudgetAccounts {
         let is_own = |account: &Arc<BudgetAccount>| Arc::ptr_eq(account, &self.own);
         let refusing = accounts.iter().zip(&states).filter(|(_, state)| state.refuses(&quote));
         if let Some((account, state)) = refusing.max_by_key(|(account, _)| is_own(account)) {
-            return Err(Box::new(state.report(!is_own(account))));
+            let reserved = Some(state.reserved_with(&quote));
+            return Err(Box::new(BudgetReport { reserved, ..state.report(!is_own(account)) }));
         }
         for (state, holding) in states.iter_mut().zip(&mut self.holdings) {
             holding.reserved = state.expected(&quote);

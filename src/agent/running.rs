@@ -240,11 +240,13 @@ pub(super) fn rebuilt(
     };
     let (model, step, run) =
         snapshot.map_or(("", 0, 0), |agent| (&*agent.state.model, agent.step, agent.run));
+    // The name that the service reports is not known, so it is the id: the full name without the provider.
+    let id = model.split_once(':').map_or(model, |(_, id)| id);
     Response {
         messages: message.iter().cloned().collect(),
         message,
         turn,
-        ..Response::empty(model, reason, step, run)
+        ..Response::empty(id, reason, step, run)
     }
 }
 

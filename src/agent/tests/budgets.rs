@@ -84,6 +84,29 @@ async fn first_request_refused_run_fails_and_keeps_nothing() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn request_refused_error_names_what_was_spent_and_what_is_needed() {
+    let (provider, builder) = looking([looks(2_500), says("never", 1)]);
+    let budget = Budget::tokens(3_000).with_usd(1.0).with_requests(9);
+    let agent = builder.model(priced(&provider, 2.0, 4.0)).budget(budget).start().await.unwrap();
+    agent.ask("Look").await.unwrap();
+    let set = move |draft: &mut StateEdit| {
+        draft.config.set_budget(budget.with_tokens(900));
+        Ok(())
+    };
+    agent.set_state(set).await.unwrap();
+    let error = agent.ask("Hi").await.unwrap_err();
+    let reserved = report_of(&error).reserved.unwrap();
+    assert_eq!((reserved.requests, reserved.tokens.map(|tokens| tokens / 1_000)), (Some(1), Some(1)));
+    let text = error.to_string();
+    let needed = format!(
+        "need ${:.4}, {} tokens, 1 requests; raise it",
+        reserved.usd.unwrap(),
+        reserved.tokens.unwrap()
+    );
+    assert!(text.contains("0 of 900 tokens, 0 of 9 requests are spent") && text.contains(&needed), "{text}");
+}
+
+#[tokio::test(start_paused = true)]
 async fn tokens_and_money_spent_next_request_is_refused() {
     // 1,024 tokens of output are expected, which cost $0.0041.
     for (budget, refused) in [

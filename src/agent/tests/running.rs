@@ -50,7 +50,8 @@ async fn turn_whose_run_is_over_is_followed_from_its_first_message() {
     assert_eq!(text(&mut running).await, "One.");
     agent.ask("Go on.").await.unwrap();
     let mut running = agent.follow(FollowTarget::Turn(turn)).await.unwrap();
-    assert_eq!(running.response().await.unwrap().text(), "One.");
+    let response = running.response().await.unwrap();
+    assert_eq!((response.text().as_str(), response.model.as_str()), ("One.", "scripted"));
 }
 
 #[tokio::test(start_paused = true)]

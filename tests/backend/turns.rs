@@ -53,6 +53,7 @@ async fn tool_activity_is_shown_and_kept_but_not_executed() {
         .text("Look: ")
         .event(BackendEvent::Plan(json!(["look"])))
         .event(BackendEvent::ToolUse(shell.clone()))
+        .event(BackendEvent::ToolInput { id: "t1".into(), input: json!({ "cmd": "ls -l" }) })
         .event(BackendEvent::ToolUpdate { id: "t1".into(), data: json!("half") })
         .text("so ")
         .event(BackendEvent::Plan(json!(["look", "tell"])))
@@ -92,7 +93,7 @@ async fn tool_activity_is_shown_and_kept_but_not_executed() {
         .collect();
     assert_eq!(items[0]["data"], json!(["look", "tell"]));
     let kept = json!({
-        "type": "tool", "id": "t1", "name": "shell", "input": { "cmd": "ls" }, "status": "done",
+        "type": "tool", "id": "t1", "name": "shell", "input": { "cmd": "ls -l" }, "status": "done",
         "update": "half", "result": [{ "type": "text", "text": "a file" }],
     });
     assert_eq!(items[1], kept);
@@ -111,7 +112,7 @@ async fn tool_activity_is_shown_and_kept_but_not_executed() {
             _ => {}
         }
     }
-    assert_eq!(statuses, ["running", "running", "done"]);
+    assert_eq!(statuses, ["running", "running", "running", "done"]);
 }
 
 #[tokio::test(start_paused = true)]

@@ -247,6 +247,7 @@ async fn read(
                 tools += 1;
                 recorder.tool_use(&tool_use)
             }
+            BackendEvent::ToolInput { id, input } => recorder.tool_input(&id, input),
             BackendEvent::ToolUpdate { id, data } => recorder.tool_update(&id, data),
             BackendEvent::ToolResult(result) => recorder.tool_result(&result),
             BackendEvent::Permission(request) => {

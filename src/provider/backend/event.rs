@@ -23,6 +23,13 @@ pub enum BackendEvent {
     Thinking(String),
     /// The backend runs a tool, or is about to run it.
     ToolUse(ToolUse),
+    /// The input of a tool use that became known only after the tool use itself. It replaces the input.
+    ToolInput {
+        /// The id of the tool use.
+        id: ToolUseId,
+        /// The input.
+        input: Value,
+    },
     /// A progress report of a running tool, in the backend's own form. It replaces the previous report.
     ToolUpdate {
         /// The id of the tool use.

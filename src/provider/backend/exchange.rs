@@ -189,6 +189,7 @@ impl BackendTurnStream {
             BackendEvent::Text(text) => self.recorder.text(text),
             BackendEvent::Thinking(text) => self.recorder.thinking(text),
             BackendEvent::ToolUse(tool_use) => self.recorder.tool_use(&tool_use)?,
+            BackendEvent::ToolInput { id, input } => self.recorder.tool_input(&id, input)?,
             BackendEvent::ToolUpdate { id, data } => self.recorder.tool_update(&id, data)?,
             BackendEvent::ToolResult(result) => self.recorder.tool_result(&result)?,
             BackendEvent::Plan(plan) => self.recorder.plan(&plan),

@@ -166,6 +166,10 @@ impl BackendEventConverter {
         Ok(())
     }
 
+    pub(super) fn tool_input(&mut self, id: &ToolUseId, input: Value) -> Result<(), Breach> {
+        self.change(id, |item| item["input"] = input)
+    }
+
     pub(super) fn tool_update(&mut self, id: &ToolUseId, data: Value) -> Result<(), Breach> {
         self.change(id, |item| item["update"] = data)
     }

@@ -27,6 +27,8 @@ pub(super) struct AcpTranslator {
 struct AcpTool {
     id: ToolUseId,
     call: ToolCall,
+    /// The input at the last update, if it was known.
+    input: Option<Value>,
     /// Whether the tool call was emitted as a tool use.
     used: bool,
     finished: bool,
@@ -110,8 +112,12 @@ impl AcpTranslator {
             return Vec::new();
         }
         let mut events = Vec::new();
+        let input = tool.call.raw_input.clone().filter(|input| !is_blank(input));
+        let is_known = std::mem::replace(&mut tool.input, input.clone()) == input;
         if !std::mem::replace(&mut tool.used, true) {
             events.push(BackendEvent::ToolUse(tool.tool_use()));
+        } else if let Some(input) = input.filter(|_| !is_known) {
+            events.push(BackendEvent::ToolInput { id: tool.id.clone(), input });
         }
         events.push(BackendEvent::ToolUpdate { id: tool.id.clone(), data: json!(tool.call) });
         if let Some(result) = tool.result() {
@@ -132,6 +138,7 @@ impl AcpTranslator {
         let tool = self.tools.entry(key).or_insert_with_key(|key| AcpTool {
             id: if again { format!("{key}#{uses}") } else { key.clone() }.into(),
             call: ToolCall::new(update.tool_call_id.clone(), String::new()),
+            input: None,
             used: false,
             finished: false,
         });
@@ -286,6 +293,7 @@ mod tests {
                 BackendEvent::ToolUse(tool_use) => {
                     format!("use {} {} {}", tool_use.id, tool_use.name, tool_use.input)
                 }
+                BackendEvent::ToolInput { id, input } => format!("input {id} {input}"),
                 BackendEvent::ToolUpdate { id, data } => format!("update {id} {}", data["title"]),
                 BackendEvent::ToolResult(result) => {
                     format!("result {} {} {}", result.tool_use_id, result.is_error, result.text())
@@ -337,6 +345,32 @@ mod tests {
             r#"use t#1 Again {"title":"Again"}"#,
             r#"update t#1 "Again""#,
             "result t#1 true ",
+        ];
+        assert_eq!(emitted(updates), expected);
+    }
+
+    #[test]
+    fn input_that_becomes_known_after_the_use_is_emitted_once() {
+        let update = |more: Value| {
+            let mut update = json!({ "sessionUpdate": "tool_call_update", "toolCallId": "t" });
+            update.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+            update
+        };
+        let text = json!([{ "type": "content", "content": { "type": "text", "text": "a b" } }]);
+        let updates = [
+            json!({ "sessionUpdate": "tool_call", "toolCallId": "t", "title": "Run", "rawInput": {} }),
+            update(json!({ "rawInput": { "command": "ls" } })),
+            update(json!({ "rawInput": {} })),
+            update(json!({ "rawInput": { "command": "ls" }, "status": "completed", "content": text })),
+        ];
+        let expected = [
+            r#"use t Run {"title":"Run"}"#,
+            r#"update t "Run""#,
+            r#"input t {"command":"ls"}"#,
+            r#"update t "Run""#,
+            r#"update t "Run""#,
+            r#"update t "Run""#,
+            "result t false a b",
         ];
         assert_eq!(emitted(updates), expected);
     }

@@ -84,16 +84,19 @@ async fn post(mut call: WebRequest) -> Result<Response, Problem> {
     call.enter_or_create(&post.id, Action::Watch).await?;
     let settings = settings(&call)?;
     let (session, updates, snapshot, mut reader) = call.subscribe_reader(|view| post.is_new(view)).await?;
-    let (command, target) = read(&post, &snapshot)?;
+    let (commands, target) = read(&post, &snapshot)?;
     let mut ui = AiSdkStream::begin(settings, &snapshot, target);
-    if let Some(mut command) = command {
+    ui.decided(commands.iter().flat_map(decided_by).collect());
+    let last = commands.len().saturating_sub(1);
+    for (index, mut command) in commands.into_iter().enumerate() {
         // The server may have begun to stop since the stream was counted.
         call.permit_command(&command)?;
         call.restore(&mut command, &snapshot)?;
-        if let Some(reader) = &mut reader {
+        if index == last
+            && let Some(reader) = &mut reader
+        {
             reader.start(&mut command, &snapshot);
         }
-        ui.decided(decided_by(&command));
         let answer = session.perform(command, Some(call.client.principal.name())).await;
         let answer = answer.inspect_err(|_| reader.iter_mut().for_each(WebRunReader::end))?;
         if let SessionAnswer::Accepted(accepted) = answer {

@@ -146,6 +146,7 @@ impl AgUiInput {
             whole: false,
             newest: newest.and_then(AgUiPostedMessage::name),
             trigger,
+            earlier: Vec::new(),
             blocks,
             id: prompt_id(own),
             fresh,

@@ -1,7 +1,7 @@
 //! The intent of a posted request: the command that it asks for.
 //!
 //! A client posts its whole list of messages, but the server trusts only its newest message. The messages before show
-//! where in the conversation the client is.
+//! where in the conversation the client is. They can also have decisions about tool uses of the turn in flight.
 
 use std::collections::HashMap;
 
@@ -27,6 +27,8 @@ pub(in crate::web) struct PostedRequest {
     /// The newest message, or the message that it replaces.
     pub(in crate::web) newest: Option<MessageRef>,
     pub(in crate::web) trigger: PostedMessageUse,
+    /// The decisions in the messages before the newest one.
+    pub(in crate::web) earlier: Vec<(MessageRef, Vec<(ToolUseId, Decision)>)>,
     /// The content of the newest message, or the results of client tools.
     pub(in crate::web) blocks: Vec<Content>,
     /// The id of a new prompt.
@@ -114,6 +116,38 @@ impl PostedRequest {
         is_named || self.id.as_str() == id
     }
 
+    /// Returns the decisions in earlier messages about tool uses that still wait. Only messages of the turn in flight
+    /// count, because a tool use of another turn can have the same id.
+    fn earlier_decisions(&self, snapshot: &SessionSnapshot) -> Vec<(ToolUseId, Decision)> {
+        let places = places(self.earlier.iter().map(|(name, _)| name), snapshot);
+        let is_in_flight = |name| matches!(places.get(name), Some(Some(StoredMessagePlace::InFlight)));
+        let in_flight = self.earlier.iter().filter(|(name, _)| is_in_flight(name));
+        let waits = |id: &ToolUseId| snapshot.agent.pauses.iter().any(|pause| pause.tool_use.id == *id);
+        in_flight.flat_map(|(_, own)| own).filter(|(id, _)| waits(id)).cloned().collect()
+    }
+
+    /// Takes the decisions in earlier messages. If the newest message has decisions, they are added to those. Otherwise
+    /// returns the command for them, which precedes the one of the request.
+    pub(in crate::web) fn take_earlier_decisions(
+        &mut self,
+        snapshot: &SessionSnapshot,
+    ) -> Option<SessionCommand> {
+        let decisions = self.earlier_decisions(snapshot);
+        let turn = snapshot.agent.pauses.first().filter(|_| !decisions.is_empty())?.turn;
+        match &mut self.trigger {
+            PostedMessageUse::Decide(own) => {
+                for decision in decisions {
+                    if own.iter().all(|(id, _)| *id != decision.0) {
+                        own.push(decision);
+                    }
+                }
+                None
+            }
+            PostedMessageUse::Submit => Some(SessionCommand::Decide { turn, decisions }),
+            _ => None,
+        }
+    }
+
     /// Fails if the request changes a prompt that is staged or in flight.
     fn check_unchanged(&self, snapshot: &SessionSnapshot) -> Result<(), Problem> {
         let is_empty = self.blocks.is_empty() && !matches!(self.trigger, PostedMessageUse::Instead);
@@ -158,7 +192,7 @@ fn find(posted: PostedRequest, snapshot: &SessionSnapshot) -> Option<RequestInte
     let (agent, tree) = (&snapshot.agent, &snapshot.tree);
     let mut staged = agent.staged.iter().filter_map(|prompt| prompt.id.clone());
     let staged = staged.find(|id| posted.is_of(id.as_str()));
-    let PostedRequest { before, whole, newest, trigger, blocks, id, fresh } = posted;
+    let PostedRequest { before, whole, newest, trigger, earlier: _, blocks, id, fresh } = posted;
     let perform = |command| Some(RequestIntent::Perform(Box::new(command)));
     let run = |at, prompt| perform(SessionCommand::Run(RunSpec::new(at, prompt)));
     let prompt = |id, blocks| Prompt::new(Blocks(blocks)).with_id(id);

@@ -47,7 +47,7 @@ impl AiSdkPostBody {
     /// before, and it is not refused, except because a run is active.
     pub(in crate::web) fn is_new(&self, snapshot: &SessionSnapshot) -> bool {
         match read(self, snapshot) {
-            Ok((command, _)) => self.trigger == AiSdkTrigger::RegenerateMessage || command.is_some(),
+            Ok((commands, _)) => self.trigger == AiSdkTrigger::RegenerateMessage || !commands.is_empty(),
             Err(problem) => problem.code() == ErrorKind::Busy.code(),
         }
     }
@@ -62,7 +62,8 @@ struct AiSdkPostedMessage {
     parts: Vec<Value>,
 }
 
-/// Reads a request. Returns its command, and the part of the conversation that the response shows.
+/// Reads a request. Returns its commands, and the part of the conversation that the response shows. The first of two
+/// commands contains the decisions of earlier messages, whose tool uses still wait.
 ///
 /// # Errors
 ///
@@ -70,14 +71,16 @@ struct AiSdkPostedMessage {
 pub(in crate::web) fn read(
     post: &AiSdkPostBody,
     snapshot: &SessionSnapshot,
-) -> Result<(Option<SessionCommand>, AiSdkTarget), Problem> {
+) -> Result<(Vec<SessionCommand>, AiSdkTarget), Problem> {
     let is_again = post.trigger == AiSdkTrigger::RegenerateMessage;
     // The client cuts the list at the answer that it wants to replace. So the last user message is the one to answer,
     // unless the list was shortened on the way.
     let last = |message: &AiSdkPostedMessage| !is_again || message.role == "user";
     let count = post.messages.iter().rposition(last).map_or(0, |last| last + 1);
     let (newest, before) = post.messages[..count].split_last().unzip();
-    let before = before.into_iter().flatten().map(AiSdkPostedMessage::name).collect();
+    let before = before.unwrap_or_default();
+    let earlier = before.iter().rev().map(|message| (message.name(), message.decisions())).collect();
+    let before = before.iter().map(AiSdkPostedMessage::name).collect();
     let named = post.message_id.as_deref();
     let is_user = newest.is_none_or(|newest| newest.role == "user");
     let (trigger, blocks) = match newest {
@@ -103,7 +106,9 @@ pub(in crate::web) fn read(
     let base = if matches!(trigger, PostedMessageUse::Results) { "results" } else { id };
     let fresh = PromptId::new(version_id(base, &snapshot.last.to_string()));
     let id = PromptId::new(stored_id(id));
-    let posted = PostedRequest { before, whole: post.whole, newest: newest_name, trigger, blocks, id, fresh };
+    let (whole, newest) = (post.whole, newest_name);
+    let mut posted = PostedRequest { before, whole, newest, trigger, earlier, blocks, id, fresh };
+    let mut commands: Vec<_> = posted.take_earlier_decisions(snapshot).into_iter().collect();
     let found = intent(posted, snapshot)?.ok_or_else(|| {
         if is_again {
             return Problem::nothing_here("There is no such message.");
@@ -111,15 +116,17 @@ pub(in crate::web) fn read(
         let waiting = snapshot.agent.pauses.iter().map(|pause| pause.tool_use.id.as_str());
         Problem::stale_decision(waiting.collect())
     })?;
-    Ok(match found {
-        RequestIntent::Join(None) => (None, AiSdkTarget::InFlight),
-        RequestIntent::Join(Some(id)) => (None, AiSdkTarget::Prompt(id)),
-        RequestIntent::Ended(id, outcome) => (None, AiSdkTarget::Ended(id, outcome)),
+    let target = match found {
+        RequestIntent::Join(None) => AiSdkTarget::InFlight,
+        RequestIntent::Join(Some(id)) => AiSdkTarget::Prompt(id),
+        RequestIntent::Ended(id, outcome) => AiSdkTarget::Ended(id, outcome),
         RequestIntent::Perform(mut command) => {
             let target = target(&mut command);
-            (Some(*command), target)
+            commands.push(*command);
+            target
         }
-    })
+    };
+    Ok((commands, target))
 }
 
 /// Returns the part of the conversation that the response to a command shows.

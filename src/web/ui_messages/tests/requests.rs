@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use super::rig::{Client, ask, find, fold, listed_id, plan, session, settings, submit, user};
+use super::rig::{Client, ask, find, fold, listed_id, plan, plan_all, session, settings, submit, user};
 use crate::{
     agent::Status,
     message::{Content, Source},
@@ -329,4 +329,35 @@ async fn decision_about_another_use_names_those_that_wait() {
     let message = json!({ "id": "a-u1", "role": "assistant", "parts": [part] });
     let body = json!({ "id": "1", "trigger": "submit-message", "messageId": "a-u1", "messages": [message] });
     assert_stale(&session, body, json!(["d1"])).await;
+}
+
+#[tokio::test]
+async fn decision_in_an_earlier_message_of_the_turn_in_flight_is_taken_while_its_use_waits() {
+    let session =
+        session([Step::tool_use("d1", "delete", json!({ "zone": "a" })), Step::text("Done.")]).await;
+    ask(&session, AiSdkVersion::Seven, "u1").await;
+    let answered = |id: &str| {
+        let part = json!({ "type": "tool-delete", "toolCallId": "d1", "state": "approval-responded",
+                           "approval": { "id": "d1", "approved": true } });
+        json!({ "id": id, "role": "assistant", "parts": [part] })
+    };
+    let planned = async |before: &[Value]| {
+        let snapshot = session.snapshot().await.unwrap();
+        let (commands, target) = plan_all(&snapshot, submit(before, "u2", "Next")).unwrap();
+        let kinds = commands.iter().map(|command| match command {
+            SessionCommand::Decide { decisions, .. } => format!("{decisions:?}"),
+            SessionCommand::Run(_) => "run".to_owned(),
+            other => panic!("{other:?}"),
+        });
+        (kinds.collect::<Vec<_>>(), target)
+    };
+    let decided = r#"[("d1", Execute)]"#.to_owned();
+    let (new, _) = planned(&[user("u1", "Hi"), answered("a-u1")]).await;
+    assert_eq!(new, [decided.clone(), "run".to_owned()]);
+    let (of_another_turn, _) = planned(&[answered("a-u0"), user("u1", "Hi"), answer("a-u1")]).await;
+    assert_eq!(of_another_turn, ["run"]);
+
+    session.prompt(Prompt::new("Next").with_id("u2")).await.unwrap();
+    let (staged, target) = planned(&[user("u1", "Hi"), answered("a-u1")]).await;
+    assert_eq!((staged, target), (vec![decided], AiSdkTarget::Prompt("u2".into())));
 }

@@ -209,6 +209,14 @@ pub(super) fn plan(
     snapshot: &SessionSnapshot,
     body: Value,
 ) -> Result<(Option<SessionCommand>, AiSdkTarget), Problem> {
+    plan_all(snapshot, body).map(|(mut commands, target)| (commands.pop(), target))
+}
+
+/// Returns all commands of a request. A decision of an earlier message precedes the command of the newest message.
+pub(super) fn plan_all(
+    snapshot: &SessionSnapshot,
+    body: Value,
+) -> Result<(Vec<SessionCommand>, AiSdkTarget), Problem> {
     let post: AiSdkPostBody = serde_json::from_value(body).unwrap();
     read(&post, snapshot)
 }

@@ -200,7 +200,8 @@ async fn decide(id: &str, decision: Decision) -> Result<(), Box<dyn Error>> {
 
 /// Continues turns that nobody works on, until Ctrl-C.
 async fn work() -> Result<(), Box<dyn Error>> {
-    let manager = Manager::builder(store().await?)
+    let store = store().await?;
+    let manager = Manager::builder(store.clone())
         .starter(|_| Some(options()))
         .sweep(Sweep::every(Duration::from_secs(1)))
         .build();
@@ -225,6 +226,7 @@ async fn work() -> Result<(), Box<dyn Error>> {
             _ = tokio::signal::ctrl_c() => {
                 println!("Handing over.");
                 manager.hand_over(Duration::from_secs(2)).await?;
+                store.close().await;
                 return Ok(());
             }
         }

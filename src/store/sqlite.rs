@@ -57,7 +57,7 @@
 //!
 //! SQLite keeps two files next to the database file: its write-ahead log (`-wal`) and the log's index (`-shm`). Both
 //! belong to its content. The threads of a dropped store close the file in the background, so the two can stay after the
-//! end of the process. Then copy all files together. As long as a process has the file open, use `VACUUM INTO` or
+//! end of the process, unless [`SqliteStore::close`] was called. Then copy all files together. As long as a process has the file open, use `VACUUM INTO` or
 //! SQLite's backup. A process that has the store open must never open the file in another way, because closing it again
 //! would release SQLite's locks on it. If the store creates the file, only its owner can access it (mode 0600 on Unix).
 //!
@@ -340,6 +340,24 @@ impl SqliteStore {
             lease: Duration::from_secs(30),
             readers: 4,
             search: false,
+        }
+    }
+
+    /// Closes the file, for all clones of the store, and waits until it is closed. Operations that have begun are completed
+    /// before. Later ones fail with [`StoreError::Unreachable`].
+    ///
+    /// When no other process has the file open, SQLite copies its write-ahead log to the file, and removes the log. If a
+    /// store is dropped instead, its threads close the file in the background, so the log can remain after the end of the
+    /// process. No acknowledged write is lost in either case. Close the store after the sessions and managers that use it.
+    ///
+    /// # Cancel safety
+    ///
+    /// If the future is dropped, the file is closed nevertheless.
+    pub async fn close(&self) {
+        // The writer is last, because SQLite removes the log with the last connection only.
+        self.0.readers.close().await;
+        if let Some(writing) = &self.0.writing {
+            writing.writer.close().await;
         }
     }
 

@@ -103,6 +103,29 @@ async fn open_again_finds_the_stored_conversations() {
     assert_eq!((stored.version, stored.nodes.len()), (version, 1));
 }
 
+#[tokio::test]
+async fn close_completes_what_has_begun_and_leaves_only_the_file() {
+    let folder = Folder::new();
+    let store = SqliteStore::open(file(&folder)).await.unwrap();
+    let version = create(&store, &id("a")).await;
+    assert!(folder.names().len() >= 2, "the log is missing: {:?}", folder.names());
+    let clone = store.clone();
+    let other = id("b");
+    let (_, ()) = tokio::join!(create(&store, &other), clone.close());
+    assert_eq!(folder.names(), ["conversations.sqlite"]);
+    let write = Write::on(version);
+    let change = Change::State(StateChange::title("Late"));
+    for error in
+        [store.load(&id("a")).await.unwrap_err(), store.write(&id("a"), &write, &change).await.unwrap_err()]
+    {
+        assert!(matches!(&error, StoreError::Unreachable { .. }), "{error:?}");
+        assert!(error.to_string().contains("was closed"), "{error}");
+    }
+    store.close().await;
+    let store = SqliteStore::open(file(&folder)).await.unwrap();
+    assert_eq!(store.list(&Listing::default()).await.unwrap().len(), 2);
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn open_by_many_at_once_creates_one_schema() {
     let folder = Folder::new();

@@ -13,7 +13,7 @@ use std::{
 };
 
 use rusqlite::Connection;
-use tokio::sync::oneshot;
+use tokio::sync::{oneshot, watch};
 
 use super::{
     database::SqliteFault,
@@ -47,7 +47,11 @@ pub(super) enum SqliteJobPriority {
 /// Jobs do not depend on any runtime: a job starts and finishes even if the runtime of its caller is blocked. So the
 /// renewal of a lease from another thread never waits for a blocked runtime. If jobs needed permits instead, a task on
 /// the blocked runtime could hold a permit for which the renewal waits.
-pub(super) struct SqliteWorkers(Arc<SqliteJobQueue>);
+pub(super) struct SqliteWorkers {
+    queue: Arc<SqliteJobQueue>,
+    /// Each thread has a receiver until it has closed its connection.
+    threads: watch::Sender<()>,
+}
 
 /// The jobs that wait for a worker. The queue is unbounded: if a job had to wait for room in the queue, it would block
 /// everything behind it. Apart from a few jobs of the upkeep and the index, there are never more jobs than callers,
@@ -80,14 +84,28 @@ impl SqliteJobQueue {
         lock(&self.jobs)
     }
 
-    fn push(&self, urgency: SqliteJobPriority, job: SqliteJob) -> SqliteJobPosition {
+    /// Adds a job and returns its position. Returns `None` if the queue is closed.
+    fn push(&self, urgency: SqliteJobPriority, job: SqliteJob) -> Option<SqliteJobPosition> {
         let mut jobs = self.jobs();
+        if jobs.is_over {
+            return None;
+        }
         jobs.given += 1;
         let place = (urgency, jobs.given);
         jobs.waiting.insert(place, (Instant::now(), job));
         drop(jobs);
         self.changed.notify_one();
-        place
+        Some(place)
+    }
+
+    /// Closes the queue. The jobs that wait are still done, except those that run after a pause.
+    fn close(&self) {
+        let mut jobs = self.jobs();
+        jobs.is_over = true;
+        let later = std::mem::take(&mut jobs.later);
+        drop(jobs);
+        drop(later);
+        self.changed.notify_all();
     }
 
     /// Waits for the next job. Returns the job with the time from which it was allowed to run, or `None` if the queue
@@ -233,17 +251,27 @@ impl SqliteWorkers {
     /// file, a job waits for at most `busy`.
     pub(super) fn start(name: &str, connections: Vec<Connection>, busy: Duration) -> io::Result<Self> {
         // If starting a thread fails, `workers` is dropped, which ends the threads that were already started.
-        let workers = Self(Arc::default());
+        let workers = Self { queue: Arc::default(), threads: watch::Sender::default() };
         for mut connection in connections {
-            let queue = Arc::clone(&workers.0);
-            thread::Builder::new().name(name.to_owned()).spawn(move || queue.work(&mut connection, busy))?;
+            let (queue, alive) = (Arc::clone(&workers.queue), workers.threads.subscribe());
+            thread::Builder::new().name(name.to_owned()).spawn(move || {
+                queue.work(&mut connection, busy);
+                drop(connection);
+                drop(alive);
+            })?;
         }
         Ok(workers)
     }
 
+    /// Ends the threads after all jobs that wait, and waits until their connections are closed. Later jobs fail.
+    pub(super) async fn close(&self) {
+        self.queue.close();
+        self.threads.closed().await;
+    }
+
     /// Returns a handle that jobs use to queue further jobs.
     pub(super) fn behind(&self) -> FollowUpJobQueue {
-        FollowUpJobQueue(Arc::downgrade(&self.0))
+        FollowUpJobQueue(Arc::downgrade(&self.queue))
     }
 
     /// Runs a job. Once the job has begun, it runs to its end. If the caller stops waiting before that, the job never
@@ -289,7 +317,11 @@ impl SqliteWorkers {
         job: SqliteJob,
         answered: oneshot::Receiver<SqliteJobResult<T>>,
     ) -> Result<T, StoreError> {
-        let _waiting = WaitingJobGuard { place: self.0.push(urgency, job), queue: &self.0 };
+        let Some(place) = self.queue.push(urgency, job) else {
+            let (place, source) = ("the SQLite file".to_owned(), Arc::new(SqliteStoreClosed));
+            return Err(StoreError::Unreachable { place, source });
+        };
+        let _waiting = WaitingJobGuard { place, queue: &self.queue };
         match answered.await.expect("every job that somebody waits for is answered") {
             Ok(done) => done,
             Err(panic) => resume_unwind(panic),
@@ -299,14 +331,14 @@ impl SqliteWorkers {
 
 impl Drop for SqliteWorkers {
     fn drop(&mut self) {
-        let mut jobs = self.0.jobs();
-        jobs.is_over = true;
-        let later = std::mem::take(&mut jobs.later);
-        drop(jobs);
-        drop(later);
-        self.0.changed.notify_all();
+        self.queue.close();
     }
 }
+
+/// The reason for which a closed store does nothing.
+#[derive(Debug, thiserror::Error)]
+#[error("the store was closed; open it anew")]
+struct SqliteStoreClosed;
 
 #[cfg(test)]
 mod tests {

@@ -14,7 +14,7 @@ use std::{
 
 use futures_util::{FutureExt, future::BoxFuture};
 pub(super) use keeper::LeaseKeeper;
-use keeper::LeaseKeeperCommand;
+use keeper::{AcquisitionInFlight, LeaseKeeperCommand};
 use tokio::{
     runtime::Handle,
     sync::{oneshot, watch},
@@ -48,7 +48,7 @@ pub(super) struct HeldLease {
     is_over: AtomicBool,
     keeper: Arc<LeaseKeeper>,
     /// Counts the lease until it is released. See [`LeaseKeeper::all_released`].
-    _counted: Option<watch::Receiver<()>>,
+    _counted: watch::Receiver<()>,
 }
 
 impl ConversationLease {
@@ -61,44 +61,27 @@ impl ConversationLease {
     ///
     /// # Cancel safety
     ///
-    /// If the future is dropped, the conversation is released after the store has granted the lease.
+    /// If the future is dropped, the store may still grant the lease later. Then a session that shares `keeper` and has
+    /// acquired the conversation meanwhile continues with this lease. Otherwise, the conversation is released.
     pub(super) async fn begin(
         store: &Arc<dyn Store>,
         keeper: Option<&Arc<LeaseKeeper>>,
         id: &ConversationId,
         owner: &Owner,
     ) -> Result<Option<Self>, StoreError> {
-        let counted = keeper.map(|keeper| keeper.count());
-        let (store, keeper, id, owner) = (Arc::clone(store), keeper.cloned(), id.clone(), owner.clone());
-        let mut begun = PendingAcquisition(Some(Box::pin(Self::acquire(store, keeper, id, owner, counted))));
-        let tenure = begun.0.as_mut().expect("the acquisition was just set").await;
-        begun.0 = None;
-        tenure
-    }
-
-    async fn acquire(
-        store: Arc<dyn Store>,
-        keeper: Option<Arc<LeaseKeeper>>,
-        id: ConversationId,
-        owner: Owner,
-        counted: Option<watch::Receiver<()>>,
-    ) -> Result<Option<Self>, StoreError> {
-        let lease = store.acquire(&id, &owner).await?;
-        if lease.lasts.is_none() {
-            return Ok(None);
-        }
-        let keeper = keeper.unwrap_or_else(|| Arc::new(LeaseKeeper::new(store)));
-        keeper.start()?;
-        let held = Arc::new(HeldLease {
-            id,
-            lease: watch::Sender::new(Ok(lease)),
-            is_over: AtomicBool::new(false),
-            keeper,
-            _counted: counted,
-        });
-        held.keeper.send(LeaseKeeperCommand::Keep(Arc::clone(&held)));
-        let loss = Arc::clone(&held).loss().fuse().boxed();
-        Ok(Some(Self { held, loss }))
+        let keeper = keeper.cloned().unwrap_or_else(|| Arc::new(LeaseKeeper::new(Arc::clone(store))));
+        let in_flight = AcquisitionInFlight::new(&keeper, id);
+        let acquiring = HeldLease::acquire(Arc::clone(store), keeper, id.clone(), owner.clone());
+        let mut begun = PendingAcquisition(Some((Box::pin(acquiring), in_flight)));
+        let (acquiring, _) = begun.0.as_mut().expect("the acquisition was just set");
+        let acquired = acquiring.await;
+        // The acquisition is in flight until the keeper has the lease.
+        let _in_flight = begun.0.take();
+        Ok(acquired?.map(|held| {
+            held.keeper.send(LeaseKeeperCommand::Keep(Arc::clone(&held)));
+            let loss = Arc::clone(&held).loss().fuse().boxed();
+            Self { held, loss }
+        }))
     }
 
     /// Returns the lease.
@@ -143,19 +126,26 @@ impl ConversationLease {
     }
 }
 
+type AcquireFuture = BoxFuture<'static, Result<Option<Arc<HeldLease>>, StoreError>>;
+
 /// An acquisition in flight. If it is dropped, the store may still grant the lease. A separate task therefore waits for
-/// the lease, at most for [`PATIENCE`], and releases it.
-struct PendingAcquisition(Option<BoxFuture<'static, Result<Option<ConversationLease>, StoreError>>>);
+/// the lease, at most for [`PATIENCE`], and gives it to the keeper as a late lease.
+struct PendingAcquisition(Option<(AcquireFuture, AcquisitionInFlight)>);
 
 impl Drop for PendingAcquisition {
     fn drop(&mut self) {
-        let Some(acquiring) = self.0.take() else {
+        let Some((acquiring, in_flight)) = self.0.take() else {
             return;
         };
         // A future that has panicked must not be polled again. Without a runtime, the lease is not released and expires
         // later.
         if let (false, Ok(runtime)) = (thread::panicking(), Handle::try_current()) {
-            runtime.spawn(timeout(PATIENCE, acquiring).in_current_span());
+            let late = async move {
+                if let Ok(Ok(Some(held))) = timeout(PATIENCE, acquiring).await {
+                    in_flight.arrived_late(held);
+                }
+            };
+            runtime.spawn(late.in_current_span());
         }
     }
 }
@@ -167,6 +157,22 @@ impl Drop for ConversationLease {
 }
 
 impl HeldLease {
+    async fn acquire(
+        store: Arc<dyn Store>,
+        keeper: Arc<LeaseKeeper>,
+        id: ConversationId,
+        owner: Owner,
+    ) -> Result<Option<Arc<Self>>, StoreError> {
+        let counted = keeper.count();
+        let lease = store.acquire(&id, &owner).await?;
+        if lease.lasts.is_none() {
+            return Ok(None);
+        }
+        keeper.start()?;
+        let (lease, is_over) = (watch::Sender::new(Ok(lease)), AtomicBool::new(false));
+        Ok(Some(Arc::new(Self { id, lease, is_over, keeper, _counted: counted })))
+    }
+
     async fn loss(self: Arc<Self>) -> StoreError {
         let mut lease = self.lease.subscribe();
         loop {

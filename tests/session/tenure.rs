@@ -319,6 +319,57 @@ async fn lease_expired_again_before_the_repeated_write_session_continues() {
     assert_eq!(tree_in(&store, session.id()).await.len(), 2);
 }
 
+/// Creates a conversation whose first acquisition waits at the gate, and saves a turn under a second acquisition.
+async fn created_with_a_second_acquisition(store: &LeasingStore, gate: &Gate) -> Session {
+    store.hold_acquisition(gate);
+    let builder = Session::builder(store.as_dyn()).agent(parrot()).owner(ann());
+    let session = within(builder.create()).await.unwrap();
+    within(session.ask("One")).await.unwrap();
+    within(gate.reached()).await;
+    // Halfway, the creation is repeated.
+    within(session.flush(secs(2))).await.unwrap();
+    assert_eq!(store.epoch(session.id()), 1);
+    session
+}
+
+#[tokio::test]
+async fn abandoned_acquisition_that_lands_after_the_next_one_session_continues_with_its_lease() {
+    let (store, gate) = (LeasingStore::new(), Gate::new());
+    let session = created_with_a_second_acquisition(&store, &gate).await;
+    gate.open();
+    within(store.acquired(session.id(), 2)).await;
+    saved(&session, "Two").await;
+    assert_eq!(store.writes(), [Some(1), Some(2)]);
+    assert_eq!(store.owner(session.id()), Some(ann()));
+    within(session.stop(secs(30))).await.unwrap();
+    within(store.released(session.id())).await;
+}
+
+#[tokio::test]
+async fn abandoned_acquisition_whose_reply_is_late_write_waits_for_the_lease() {
+    let (store, gate) = (LeasingStore::new(), Gate::new());
+    let session = created_with_a_second_acquisition(&store, &gate).await;
+    store.ownership(Mood::Late);
+    gate.open();
+    within(store.acquired(session.id(), 2)).await;
+    within(session.ask("Two")).await.unwrap();
+    let unsaved = within(session.flush(Duration::from_millis(200))).await;
+    assert_eq!(unsaved.unwrap_err().kind(), ErrorKind::Unsaved);
+    store.ownership(Mood::Work);
+    within(session.flush(secs(30))).await.unwrap();
+    assert_eq!(store.writes(), [Some(1), Some(2)]);
+}
+
+#[tokio::test]
+async fn abandoned_acquisition_that_lands_after_the_session_ended_is_released() {
+    let (store, gate) = (LeasingStore::new(), Gate::new());
+    let session = created_with_a_second_acquisition(&store, &gate).await;
+    within(session.stop(secs(30))).await.unwrap();
+    gate.open();
+    within(store.acquired(session.id(), 2)).await;
+    within(store.released(session.id())).await;
+}
+
 // ---- losing the lease ----
 
 #[tokio::test]

@@ -14,6 +14,7 @@ use omni_agent::{
         custom::{Change, Epoch, Lease, StoreTraits, Version, Write},
     },
     subscription::EventId,
+    testing::Gate,
 };
 use tokio::sync::watch;
 
@@ -50,6 +51,8 @@ struct Rows {
     leases: HashMap<ConversationId, Row>,
     mood: Mood,
     renewals: u64,
+    /// The gate at which the next acquisition waits before it begins.
+    gate: Option<Gate>,
     /// The epochs of the accepted writes. A write without a lease is recorded as `None`.
     writes: Vec<Option<Epoch>>,
 }
@@ -122,6 +125,19 @@ impl LeasingStore {
     pub(crate) fn ownership(&self, mood: Mood) {
         self.rows().mood = mood;
         self.0.count.send_modify(|_| {});
+    }
+
+    /// Lets the next acquisition wait at this gate before it begins.
+    pub(crate) fn hold_acquisition(&self, gate: &Gate) {
+        self.rows().gate = Some(gate.clone());
+    }
+
+    /// Waits until the conversation has been acquired this many times.
+    pub(crate) async fn acquired(&self, id: &ConversationId, times: u64) {
+        let mut count = self.0.count.subscribe();
+        while self.epoch(id) < times {
+            count.changed().await.expect("the store still exists");
+        }
     }
 
     /// Waits until the conversation has an owner.
@@ -238,6 +254,10 @@ impl Store for LeasingStore {
 
     async fn acquire(&self, id: &ConversationId, owner: &Owner) -> Result<Lease, StoreError> {
         self.act().await?;
+        let gate = self.rows().gate.take();
+        if let Some(gate) = gate {
+            gate.pass().await;
+        }
         self.0.store.summary(id).await?;
         let lease = {
             let mut rows = self.rows();

@@ -42,6 +42,8 @@ type WriteFuture = Pin<Box<dyn Future<Output = WriteAttemptResult> + Send>>;
 #[derive(Default)]
 pub(in crate::session) struct SaveAttempts {
     futures: Vec<WriteFuture>,
+    /// The keeper for the lease of a conversation that is being created.
+    keeper: Option<Arc<LeaseKeeper>>,
     /// The spans of this write and the next one.
     pub(super) traces: SaveTraces,
 }
@@ -84,8 +86,12 @@ impl SessionTask {
         self.retry = None;
         if matches!(job.1, Change::Create(_)) {
             // The creation of a conversation also acquires it. A second acquisition would end the lease of the first,
-            // so the earlier attempt is aborted.
+            // so the earlier attempt is aborted. The store may still perform its acquisition later. All attempts share
+            // a keeper, which gives the lease of such an acquisition to this session.
             self.attempts.futures.clear();
+            let keeper = &self.shared.setup.keeper;
+            let new = || Arc::new(LeaseKeeper::new(Arc::clone(&self.store)));
+            self.attempts.keeper.get_or_insert_with(|| keeper.clone().unwrap_or_else(new));
         }
         let (store, id) = (Arc::clone(&self.store), self.shared.id.clone());
         let place = id.clone();
@@ -93,7 +99,7 @@ impl SessionTask {
             (Some(tenure), _) => WriteOwnership::Held(tenure.held()),
             (None, (write, Change::Create(_))) => {
                 let setup = &self.shared.setup;
-                WriteOwnership::New(setup.creator(write.id), setup.keeper.clone())
+                WriteOwnership::New(setup.creator(write.id), self.attempts.keeper.clone())
             }
             (None, _) => WriteOwnership::Free,
         };
@@ -120,6 +126,7 @@ impl SessionTask {
     pub(super) fn written(&mut self, mut outcome: WriteAttemptResult) {
         if matches!(outcome, Ok(WriteOutcome::Done(..))) {
             self.attempts.traces.saved();
+            self.attempts.keeper = None;
         }
         // The spans of writes that are still to be made or repeated stay open.
         self.attempts.futures.clear();
@@ -180,8 +187,8 @@ impl<T> Drop for AbortOnDrop<T> {
 enum WriteOwnership {
     /// The session owns the conversation.
     Held(Arc<HeldLease>),
-    /// The conversation does not exist yet. This owner will own the conversation after it is created. If a manager's
-    /// keeper is given, that keeper renews the lease.
+    /// The conversation does not exist yet. This owner will own the conversation after it is created, and the keeper
+    /// renews the lease.
     New(Owner, Option<Arc<LeaseKeeper>>),
     /// The session holds no lease, because the store has no owners.
     Free,

@@ -6,6 +6,10 @@
 //! the process is suspended. If the epoch of an expired lease shows that nobody else has acquired the conversation in
 //! the meantime, the lease is renewed nevertheless.
 //!
+//! The caller of an acquisition may give up, and acquire the conversation again under the same name. If the store performs
+//! the first acquisition after the second one, it ends the second lease. The session that holds the second lease then
+//! continues with the lease of the first acquisition.
+//!
 //! All keepers of a process run on one thread, which starts with the first lease. A store without leases starts none.
 
 use std::{
@@ -53,6 +57,64 @@ pub(in crate::session) struct LeaseKeeper {
     orders: OnceLock<mpsc::UnboundedSender<LeaseKeeperCommand>>,
     /// Has a receiver for each lease that is being acquired, or is not released yet.
     leases: watch::Sender<()>,
+    acquisitions: Arc<watch::Sender<Acquisitions>>,
+}
+
+/// The acquisitions of a keeper that are in flight, and the leases of abandoned ones.
+type Acquisitions = HashMap<ConversationId, ConversationAcquisitions>;
+
+#[derive(Default)]
+struct ConversationAcquisitions {
+    in_flight: usize,
+    /// The lease that the store has granted after its caller had given up.
+    late: Option<Arc<HeldLease>>,
+}
+
+/// Counts an acquisition until it is dropped.
+pub(super) struct AcquisitionInFlight {
+    keeper: Arc<LeaseKeeper>,
+    id: ConversationId,
+}
+
+impl AcquisitionInFlight {
+    pub(super) fn new(keeper: &Arc<LeaseKeeper>, id: &ConversationId) -> Self {
+        keeper.acquisitions.send_modify(|all| all.entry(id.clone()).or_default().in_flight += 1);
+        Self { keeper: Arc::clone(keeper), id: id.clone() }
+    }
+
+    /// Gives a lease to the keeper whose caller has given up.
+    pub(super) fn arrived_late(self, held: Arc<HeldLease>) {
+        self.keeper.acquisitions.send_modify(|all| {
+            let late = &mut all.entry(self.id.clone()).or_default().late;
+            // Of two leases, only the later one is valid.
+            if late.as_ref().is_none_or(|other| epoch(other) < epoch(&held)) {
+                *late = Some(held);
+            }
+        });
+    }
+}
+
+impl Drop for AcquisitionInFlight {
+    fn drop(&mut self) {
+        let mut is_late = false;
+        self.keeper.acquisitions.send_modify(|all| {
+            if let Some(own) = all.get_mut(&self.id) {
+                own.in_flight -= 1;
+                is_late = own.in_flight == 0 && own.late.is_some();
+                if own.in_flight == 0 && !is_late {
+                    all.remove(&self.id);
+                }
+            }
+        });
+        if is_late {
+            self.keeper.send(LeaseKeeperCommand::Late(self.id.clone()));
+        }
+    }
+}
+
+/// Returns the epoch of a lease, or `None` if the lease is lost.
+fn epoch(held: &HeldLease) -> Option<Epoch> {
+    held.lease().ok().map(|lease| lease.epoch)
 }
 
 type LeaseReplyTx = oneshot::Sender<Result<Lease, StoreError>>;
@@ -65,11 +127,13 @@ pub(super) enum LeaseKeeperCommand {
     /// Release this lease and record the last event of the session's feed, then drop the sender. The caller waits for
     /// that.
     Release(Arc<HeldLease>, Option<EventId>, Option<oneshot::Sender<()>>),
+    /// A lease of this conversation has arrived late, and no acquisition is in flight any more.
+    Late(ConversationId),
 }
 
 impl LeaseKeeper {
     pub(in crate::session) fn new(store: Arc<dyn Store>) -> Self {
-        Self { store, orders: OnceLock::new(), leases: watch::Sender::new(()) }
+        Self { store, orders: OnceLock::new(), leases: watch::Sender::new(()), acquisitions: Arc::default() }
     }
 
     /// Starts the task, unless it is already running.
@@ -82,7 +146,8 @@ impl LeaseKeeper {
             let runtime = runtime()?;
             self.orders.get_or_init(|| {
                 let (orders, received) = mpsc::unbounded_channel();
-                runtime.spawn(LeaseKeeperTask::new(Arc::clone(&self.store)).run(received));
+                let (store, acquisitions) = (Arc::clone(&self.store), Arc::clone(&self.acquisitions));
+                runtime.spawn(LeaseKeeperTask::new(store, acquisitions).run(received));
                 orders
             });
         }
@@ -134,6 +199,7 @@ type LeaseKey = (ConversationId, Epoch);
 /// The task of a keeper. It accepts orders while its calls to the store are in progress.
 struct LeaseKeeperTask {
     store: Arc<dyn Store>,
+    acquisitions: Arc<watch::Sender<Acquisitions>>,
     /// The leases that are renewed regularly.
     held: HashMap<LeaseKey, Arc<HeldLease>>,
     /// The rejected leases that are being renewed. Each has a list of senders for the callers that wait for the
@@ -156,9 +222,10 @@ enum LeaseCallOutcome {
 }
 
 impl LeaseKeeperTask {
-    fn new(store: Arc<dyn Store>) -> Self {
+    fn new(store: Arc<dyn Store>, acquisitions: Arc<watch::Sender<Acquisitions>>) -> Self {
         Self {
             store,
+            acquisitions,
             held: HashMap::new(),
             lapsed: HashMap::new(),
             work: FuturesUnordered::new(),
@@ -207,10 +274,43 @@ impl LeaseKeeperTask {
                 }
             }
             LeaseKeeperCommand::Release(held, mark, reply) => self.release(&held, mark, reply),
+            LeaseKeeperCommand::Late(id) => self.settle_late(&id),
+        }
+    }
+
+    /// Takes the late lease of a conversation, if it has one that is later than this epoch.
+    fn take_late(&self, id: &ConversationId, after: Option<Epoch>) -> Option<Arc<HeldLease>> {
+        let mut taken = None;
+        self.acquisitions.send_if_modified(|all| {
+            if let Some(own) = all.get_mut(id) {
+                taken = own.late.take_if(|late| epoch(late) > after);
+                if own.in_flight == 0 && own.late.is_none() {
+                    all.remove(id);
+                }
+            }
+            false
+        });
+        taken
+    }
+
+    /// Gives the late lease of a conversation to the session that has acquired the conversation meanwhile. If there is
+    /// none, releases the lease.
+    fn settle_late(&mut self, id: &ConversationId) {
+        // A check in progress takes the lease at its end.
+        if !self.lapsed.keys().any(|(other, _)| other == id)
+            && let Some(late) = self.take_late(id, None)
+        {
+            if let Ok(lease) = late.lease() {
+                self.held.insert((id.clone(), lease.epoch), Arc::clone(&late));
+            }
+            self.release(&late, None, None);
         }
     }
 
     fn keep(&mut self, held: Arc<HeldLease>) {
+        if let Some(Ok(late)) = self.take_late(&held.id, epoch(&held)).map(|late| late.lease()) {
+            drop(held.lease.send_replace(Ok(late)));
+        }
         if let Ok(lease) = held.lease() {
             self.held.insert((held.id.clone(), lease.epoch), held);
             // Only the new lease can make the next renewal earlier, because `due` already takes account of all other
@@ -226,6 +326,16 @@ impl LeaseKeeperTask {
             return;
         };
         if self.held.remove(&(held.id.clone(), lease.epoch)).is_none() {
+            return;
+        }
+        // This lease has ended the earlier lease of a session of this process. If the session is still open, it needs
+        // this lease.
+        let is_earlier = |(id, epoch): &&LeaseKey| *id == held.id && *epoch < lease.epoch;
+        if let Some(key) = self.held.keys().find(is_earlier).cloned()
+            && let Some(earlier) = self.held.remove(&key)
+        {
+            drop(earlier.lease.send_replace(Ok(lease)));
+            self.keep(earlier);
             return;
         }
         let (store, held) = (Arc::clone(&self.store), Arc::clone(held));
@@ -271,14 +381,20 @@ impl LeaseKeeperTask {
     /// To find out, the lease is renewed. A renewal does not harm another owner, and it can be repeated.
     fn revive(&mut self, held: Arc<HeldLease>, refused: Epoch, waiting: Vec<LeaseReplyTx>) {
         self.lapsed.insert((held.id.clone(), refused), waiting);
-        let store = Arc::clone(&self.store);
+        let (store, mut acquisitions) = (Arc::clone(&self.store), self.acquisitions.subscribe());
         self.work.push(Box::pin(async move {
             let revive = async {
                 let lease = held.lease()?;
                 let leases = [(held.id.clone(), lease)];
                 let is_lost = !in_time(PATIENCE, store.renew(&leases)).await?.is_empty();
                 let [(id, lease)] = leases;
-                if is_lost { Err(lost(&*store, id).await) } else { Ok(lease) }
+                if !is_lost {
+                    return Ok(lease);
+                }
+                // An abandoned acquisition may have ended the lease. Its own lease then arrives late.
+                let none_in_flight = |all: &Acquisitions| all.get(&id).is_none_or(|own| own.in_flight == 0);
+                let _ = timeout(PATIENCE, acquisitions.wait_for(none_in_flight)).await;
+                Err(lost(&*store, id).await)
             };
             let revived = revive.await;
             LeaseCallOutcome::Revived(held, refused, revived)
@@ -307,6 +423,9 @@ impl LeaseKeeperTask {
 
     fn revived(&mut self, held: Arc<HeldLease>, refused: Epoch, revived: Result<Lease, StoreError>) {
         let waiting = self.lapsed.remove(&(held.id.clone(), refused)).unwrap_or_default();
+        let late = self.take_late(&held.id, Some(refused)).map(|late| late.lease());
+        let revived = late.unwrap_or(revived);
+        let id = held.id.clone();
         for reply in waiting {
             let _ = reply.send(revived.clone());
         }
@@ -329,6 +448,7 @@ impl LeaseKeeperTask {
             }
             Err(error) => drop(held.lease.send_replace(Err(error))),
         }
+        self.settle_late(&id);
     }
 }
 

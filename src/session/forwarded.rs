@@ -242,6 +242,9 @@ impl Session {
     }
 
     async fn set_omitted(&self, node: NodeId, block: usize, is_omitted: bool) -> Result<(), Error> {
+        // Messages may have been erased since they were named. The names are read before the tree, because another call
+        // may name a message that is newer than this tree.
+        let named = self.state().await?.config().settings.omitted.clone();
         let tree = self.tree().await?;
         let message = tree.node(node).ok_or_else(|| unknown_node(node))?.message();
         if !message.content.get(block).is_some_and(Content::has_file) {
@@ -252,8 +255,8 @@ impl Session {
                 StoreError::unsupported("leaving out an attachment of a message without an id").into()
             );
         };
-        // Messages may have been erased since they were named.
-        let known: HashSet<_> = tree.nodes().filter_map(|node| node.message().id.clone()).collect();
+        let known: HashSet<_> = tree.nodes().filter_map(|node| node.message().id.as_ref()).collect();
+        let erased: HashSet<_> = named.into_keys().filter(|id| !known.contains(id)).collect();
         self.configure(move |config| {
             let omitted = &mut config.settings.omitted;
             let blocks = omitted.entry(id).or_default();
@@ -262,7 +265,7 @@ impl Session {
             } else {
                 blocks.remove(&block)
             };
-            omitted.retain(|id, blocks| !blocks.is_empty() && known.contains(id));
+            omitted.retain(|id, blocks| !blocks.is_empty() && !erased.contains(id));
             Ok(())
         })
         .await

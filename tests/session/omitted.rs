@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use futures_util::{future::maybe_done, poll};
 use omni_agent::{
     ErrorKind,
     agent::{AgentBuilder, Compact, CompactionPolicy},
@@ -195,6 +196,27 @@ async fn omission_of_an_erased_message_is_forgotten_with_the_next_one() {
     let first = tree.node(node(1)).unwrap().message().id.clone().unwrap();
     let omitted = session.state().await.unwrap().config().settings.omitted.clone();
     assert_eq!(omitted.into_iter().collect::<Vec<_>>(), [(first, [1].into())]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn omission_of_a_newer_message_during_another_omission_is_kept() {
+    for polls in 0..4 {
+        let store: Arc<dyn Store> = Arc::new(MemoryStore::new());
+        let (_, session) = with_picture(&store, 2).await;
+        let mut first = Box::pin(maybe_done(session.omit(node(1), 1)));
+        for _ in 0..polls {
+            let _ = poll!(&mut first);
+            // The agent and the session answer the commands of the first call.
+            session.status().await.unwrap();
+            session.tree().await.unwrap();
+        }
+        session.ask([picture()]).await.unwrap();
+        session.omit(node(3), 0).await.unwrap();
+        first.as_mut().await;
+        first.as_mut().take_output().unwrap().unwrap();
+        let omitted = session.state().await.unwrap().config().settings.omitted.clone();
+        assert_eq!(omitted.len(), 2, "after {polls} polls");
+    }
 }
 
 #[tokio::test(start_paused = true)]

@@ -185,6 +185,12 @@ impl ManagerShared {
             }
             let wanted = (!is_generated).then(|| stored.clone());
             let (title, labels) = (stored.state.title.as_deref().map(Arc::from), stored.state.labels.clone());
+            // The store can't refuse the id of an open conversation that it has not saved yet.
+            if session.is_some()
+                && matches!(inner.store.summary(&new).await, Err(StoreError::NotFound { .. }))
+            {
+                return Err(StoreError::AlreadyExists { id: new }.into());
+            }
             let written = put_path(&*inner.store, &new, stored).await;
             match &written {
                 Ok(()) if session.is_none() => inner.registry().emit_created(&new, title, labels),

@@ -67,6 +67,20 @@ async fn original(manager: &Manager) {
 }
 
 #[tokio::test(start_paused = true)]
+async fn fork_to_the_id_of_an_open_conversation_that_is_not_stored_fails() {
+    let store = Arc::new(MemoryStore::new());
+    let manager = Manager::builder(Arc::clone(&store)).titles(Titles::Off).build();
+    original(&manager).await;
+    let open = manager.create(alone(parrot())).await.unwrap().session;
+    let options = ForkOptions::new(labels("ben")).with_id(open.id().clone());
+    let error = manager.fork(&id("a"), node(4), options).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::AlreadyExists);
+    open.ask("One").await.unwrap();
+    open.flush(secs(5)).await.unwrap();
+    assert_eq!(texts(&tree(&*store, open.id()).await), ["One", "re: One"]);
+}
+
+#[tokio::test(start_paused = true)]
 async fn fork_of_an_open_and_of_a_closed_conversation_has_the_path_and_the_settings() {
     for is_open in [true, false] {
         let store = Arc::new(MemoryStore::new());

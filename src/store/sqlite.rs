@@ -290,7 +290,11 @@ impl SqliteStoreBuilder {
                 if let Err(error) = upkeep::clear_log(&writer, Duration::ZERO) {
                     tracing::debug!(%error, "the write-ahead log could not be emptied when the SQLite file was opened");
                 }
-                let is_indexed = search::prepare(&mut writer, search)
+                // Emptying the log has removed the time limit for locks.
+                let is_indexed = writer
+                    .busy_timeout(busy)
+                    .map_err(SqliteFault::from)
+                    .and_then(|()| search::prepare(&mut writer, search))
                     .and_then(|()| Ok(search::rule(&writer)?.is_some()))
                     .map_err(|fault| database.failed("preparing", None, fault))?;
                 let writer = start("sqlite-writer", vec![writer])?;

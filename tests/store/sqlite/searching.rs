@@ -1,7 +1,8 @@
 //! Searches in SQLite files.
 
-use std::{fs, sync::Arc};
+use std::{fs, sync::Arc, time::Duration};
 
+use futures_util::future::join_all;
 use omni_agent::store::{
     Listing, Page, Query, SqliteStore, Store, StoreError,
     custom::{Change, StateChange, Write, conformance},
@@ -32,6 +33,31 @@ async fn suite_on_sqlite_store_with_a_search_index_passes() {
     };
     let report = conformance::check(make).await;
     assert_eq!(report.skipped, ["torn_write_is_dropped_completely"]);
+}
+
+#[tokio::test]
+async fn search_index_created_while_another_connection_writes_waits_for_it() {
+    let folder = Folder::new();
+    drop(quick(&folder).await);
+    let other = raw(&folder);
+    other.execute_batch("BEGIN IMMEDIATE").unwrap();
+    let builder = SqliteStore::builder(file(&folder)).lock_wait(Duration::from_mins(1)).search(true);
+    let mut opening = tokio::spawn(builder.open());
+    let early = tokio::time::timeout(Duration::from_millis(300), &mut opening).await;
+    assert!(early.is_err(), "{early:?}");
+    other.execute_batch("COMMIT").unwrap();
+    let store = opening.await.unwrap().unwrap();
+    assert_eq!(find(&store, "word").await, (Vec::new(), true));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn search_index_created_by_many_at_once_is_created_once() {
+    let folder = Folder::new();
+    let builder = SqliteStore::builder(file(&folder)).lock_wait(Duration::from_mins(1)).search(true);
+    let opened = join_all((0..8).map(|_| tokio::spawn(builder.clone().open()))).await;
+    for store in opened {
+        assert_eq!(find(&store.unwrap().unwrap(), "word").await, (Vec::new(), true));
+    }
 }
 
 #[tokio::test]

@@ -279,7 +279,7 @@ impl PostgresStore {
     /// The indexes belong to the database, so one call by any process is enough. Other processes can write meanwhile
     /// (`CREATE INDEX CONCURRENTLY`), but the call waits for all transactions that are active at its beginning. It
     /// takes as long as reading all texts. The indexes are about as large as the texts, and make writes slower. If the
-    /// existing indexes were made by another rule for words, they are replaced.
+    /// existing indexes were made by another rule for words, they are replaced. Calls at the same time wait for each other.
     ///
     /// # Errors
     ///

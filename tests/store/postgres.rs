@@ -18,6 +18,7 @@ use std::{
 };
 
 use async_trait::async_trait;
+use futures_util::future::join;
 use omni_agent::{
     message::Message,
     store::{
@@ -121,6 +122,28 @@ async fn search_index_is_created_once_and_replaced_if_it_is_broken() {
     store.create_search_index().await.unwrap();
     let found = store.search(&query, &Listing::default()).await.unwrap();
     assert_eq!(found.hits.iter().map(|hit| hit.conversation.id.as_str()).collect::<Vec<_>>(), ["b"]);
+}
+
+#[tokio::test]
+async fn search_index_created_by_two_stores_at_once_is_created_once() {
+    let Some(url) = url() else { return };
+    let store = fresh(url).open().await.unwrap();
+    let version = create(&store, &id("a")).await;
+    commit(&store, &id("a"), version, 1, "A word").await;
+    // The creation of an index takes long enough for the calls to meet.
+    let schema = schema(&store);
+    let more = format!(
+        "INSERT INTO {schema}.nodes (conversation, version, place, id, message, words, rule)
+         SELECT conversation, version, number, number, message, words || number || ' ', rule
+         FROM {schema}.nodes, generate_series(2, 20000) AS number"
+    );
+    raw(url).await.batch_execute(&more).await.unwrap();
+    let other = PostgresStore::builder(url).schema(store.schema()).open().await.unwrap();
+    let (first, second) = join(store.create_search_index(), other.create_search_index()).await;
+    first.unwrap();
+    second.unwrap();
+    let found = other.search(&"word".parse().unwrap(), &Listing::default()).await.unwrap();
+    assert_eq!(found.hits.len(), 1);
 }
 
 /// Another version of the crate may have made the words by another rule.

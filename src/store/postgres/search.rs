@@ -1,5 +1,8 @@
 //! Searches by words.
 
+use std::time::Duration;
+
+use tokio::time::sleep;
 use tokio_postgres::Row;
 
 use super::{
@@ -42,7 +45,22 @@ const BATCH: i64 = 500;
 /// are examined in the order of the list until the page is full.
 const SORTED: f64 = 20_000.0;
 
-/// Creates the indexes, without blocking writers. A broken index from an interrupted attempt is replaced, and so is an
+/// The pause between two attempts to get the lock for creating the indexes.
+const PAUSE: Duration = Duration::from_millis(100);
+
+/// Waits until no other connection creates the indexes, and keeps others from it until this connection is closed. No
+/// statement waits for the lock, because the creation of an index waits for all statements that run.
+async fn lock(connection: &PgConnection, schema: &str) -> Result<(), PostgresFault> {
+    let lock = format!("omni-agent search in {schema}");
+    let locked = "SELECT pg_try_advisory_lock(hashtextextended($1, 0))";
+    while !connection.query_one(locked, &[&lock]).await?.try_get::<_, bool>(0)? {
+        sleep(PAUSE).await;
+    }
+    Ok(())
+}
+
+/// Creates the indexes, without blocking writers. If several processes call this at the same time, one of them does the
+/// work and the others wait. A broken index from an interrupted attempt is replaced, and so is an
 /// index that was made by an earlier rule for words.
 pub(super) async fn create_index(
     connection: &PgConnection,
@@ -51,6 +69,7 @@ pub(super) async fn create_index(
     let schema = &server.sql.schema;
     // Remove the time limits of statements, because creating an index can take long.
     connection.batch_execute("SET statement_timeout = 0; SET lock_timeout = 0").await?;
+    lock(connection, schema).await?;
     for (name, table, key, text) in indexes(RULE) {
         // A process with an earlier rule may have written rows since the index was created.
         renew(connection, &format!("{schema}.{table}"), key, text).await?;

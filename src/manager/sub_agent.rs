@@ -559,20 +559,29 @@ impl ManagerShared {
     /// Returns the stored conversations of all sub-agents below a conversation, parents first.
     pub(super) async fn descendants(&self, id: &ConversationId) -> Result<Vec<Summary>, StoreError> {
         let mut found: Vec<Summary> = Vec::new();
-        if self.store.traits().labels {
-            let (mut parent, mut next) = (id.clone(), 0);
-            loop {
-                let children = self.children(&parent).await?;
-                // Labels that form a circle must not keep this from ending.
-                let is_new =
-                    |child: &Summary| child.id != *id && found.iter().all(|known| known.id != child.id);
-                let children: Vec<_> = children.into_iter().filter(is_new).collect();
-                found.extend(children);
-                let Some(following) = found.get(next) else { break };
-                (parent, next) = (following.id.clone(), next + 1);
+        if !self.store.traits().labels {
+            return Ok(found);
+        }
+        // All sub-agents below a root name it, so one list has them. Those below a sub-agent are listed by their parents.
+        let is_root = !id.is_of_sub_agent();
+        let mut below: HashMap<_, Vec<_>> = HashMap::new();
+        if is_root {
+            for child in self.labelled(Labels::ROOT, id).await? {
+                below.entry(child.labels.get(Labels::PARENT).map(str::to_owned)).or_default().push(child);
             }
         }
-        Ok(found)
+        let (mut parent, mut next, mut known) = (id.clone(), 0, HashSet::from([id.clone()]));
+        loop {
+            let children = if is_root {
+                below.remove(&Some(parent.to_string())).unwrap_or_default()
+            } else {
+                self.labelled(Labels::PARENT, &parent).await?
+            };
+            // Labels that form a circle must not keep this from ending.
+            found.extend(children.into_iter().filter(|child| known.insert(child.id.clone())));
+            let Some(following) = found.get(next) else { return Ok(found) };
+            (parent, next) = (following.id.clone(), next + 1);
+        }
     }
 
     /// Returns the sum of what a sub-agent and all sub-agents below it have stored.
@@ -610,9 +619,9 @@ impl ManagerShared {
         Ok(sum)
     }
 
-    /// Returns the stored conversations of the sub-agents that the tools of a conversation have started.
-    async fn children(&self, parent: &ConversationId) -> Result<Vec<Summary>, StoreError> {
-        let filter = Filter::with(Labels::place(Labels::PARENT, parent));
+    /// Returns the stored conversations of the sub-agents whose label with this name has this conversation's id.
+    async fn labelled(&self, name: &str, id: &ConversationId) -> Result<Vec<Summary>, StoreError> {
+        let filter = Filter::with(Labels::place(name, id));
         let (mut found, mut page) = (Vec::new(), Page::first(PAGE));
         loop {
             let stored = match self.store.list(&(filter.clone(), page).into()).await {
@@ -740,7 +749,7 @@ impl ManagerShared {
         }
         let in_flight = last_snapshot(session).await?.agent.turn;
         self.calls_left(session.id(), in_flight, self.close_timeout).await;
-        let mut children = self.children(session.id()).await?;
+        let mut children = self.labelled(Labels::PARENT, session.id()).await?;
         children.retain(|child| turn_of(&child.id) == Some(turn));
         if children.is_empty() || !self.is_flushed(session).await? {
             return Ok(());
@@ -759,7 +768,7 @@ impl ManagerShared {
         // A call of an earlier turn may still be closing its session.
         let in_flight = session.snapshot().await?.agent.turn;
         self.calls_left(session.id(), in_flight, self.close_timeout).await;
-        let children = self.children(session.id()).await?;
+        let children = self.labelled(Labels::PARENT, session.id()).await?;
         if children.is_empty() {
             return Ok(());
         }

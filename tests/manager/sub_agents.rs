@@ -14,7 +14,7 @@ use omni_agent::{
     session::{Mode, Session, SessionEvent},
     store::{
         ConversationId, Filter, Labels, MemoryStore, Page, Store, StoreError, Summary,
-        custom::{Change, Lease, StateChange, StoreTraits, Stored, Version, Write},
+        custom::{Change, Lease, StateChange, StoreTraits, Stored, StoredState, Version, Write},
     },
     subscription::{EndReason, Update},
     testing::{Gate, ScriptedProvider, Step},
@@ -862,6 +862,46 @@ async fn sub_agents_whose_calls_may_be_repeated_are_refused_before_they_wait_for
     in_time(busy.reached()).await;
     let error = in_time(second.open(&below, alone(calling(sub("other", []))))).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::SubAgent);
+}
+
+/// A store that counts its lists.
+#[derive(Clone, Default)]
+struct CountingLists(Arc<(MemoryStore, AtomicUsize)>);
+
+#[async_trait::async_trait]
+impl Store for CountingLists {
+    forward!(self.0.0: load, summary, delete, write);
+
+    fn traits(&self) -> StoreTraits {
+        StoreTraits::default().with_labels(true)
+    }
+
+    async fn list(&self, listing: &omni_agent::store::Listing) -> Result<Vec<Summary>, StoreError> {
+        self.0.1.fetch_add(1, Ordering::SeqCst);
+        self.0.0.list(listing).await
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn sub_agents_of_a_large_tree_are_labelled_and_deleted_with_few_lists() {
+    let store = CountingLists::default();
+    let manager = Manager::builder(store.clone()).build();
+    let create = async |name: &str, labels: Labels| {
+        let state = StoredState::default().with_labels(labels);
+        store.write(&id(name), &Write::first(), &Change::create(state)).await.unwrap();
+    };
+    create("root", labels(&[("tenant", "acme")])).await;
+    for number in 0..100 {
+        let parent = if number < 10 { "root".to_owned() } else { format!("sub-{}", number / 10) };
+        create(&format!("sub-{number}"), labels_below(&parent)).await;
+    }
+    in_time(manager.set_labels(&id("root"), labels(&[("tenant", "other")]))).await.unwrap();
+    let deepest = store.summary(&id("sub-99")).await.unwrap().labels;
+    assert_eq!((deepest.get("tenant"), deepest.get("omni.parent")), (Some("other"), Some("sub-9")));
+    in_time(manager.delete(&id("root"))).await.unwrap();
+    assert!(store.list(&Page::first(9).into()).await.unwrap().is_empty());
+    let lists = store.0.1.load(Ordering::SeqCst);
+    assert!(lists < 10, "{lists} lists");
 }
 
 /// A store in which another process sets the labels of `sub-a` after each list.

@@ -31,7 +31,7 @@
 //!
 //! In addition, the folder has the file `@deleted-usage.jsonl` if conversations with usage were deleted (see the
 //! section "Usage"). An [exclusive](FileSystemStoreBuilder::exclusive) store locks the file `@lock`. A file whose name
-//! ends in `.new` was created to replace a log. The store ignores all other files in the folder. Only the owner of a
+//! ends in `.new` was created to replace a log or `@deleted-usage.jsonl`. The store ignores all other files in the folder. Only the owner of a
 //! file can access it (mode 0600 on Unix). If the store creates the folder, only the owner of the folder can access it
 //! (mode 0700).
 //!
@@ -132,6 +132,11 @@
 //! A conversation counts once, even if a crash interrupts its delete: a line whose birth still has a log does not
 //! count, and of several lines with the same birth, the last one counts. If the file is damaged, the next delete
 //! renames it to `@deleted-usage.TIME.jsonl`, logs a warning, and begins a new file.
+//!
+//! When the file is longer than 256 KiB, and twice as long as after it was last merged, a delete merges the lines of
+//! conversations without a log into the first line: `merged` has their sums by labels, hour and model. The file is
+//! replaced in the same way as a log, so a crash loses no sums. The birth of merged sums has the version 0, and another
+//! write for each merge.
 //!
 //! # Versions of the format
 //!

@@ -58,10 +58,14 @@ pub(super) struct DeletedConversationsUsage(HashMap<(Labels, Timestamp, Option<S
 impl DeletedConversationsUsage {
     pub(super) fn keep<'r>(&mut self, labels: &Labels, rows: impl IntoIterator<Item = &'r UsageRow>) {
         let labels = kept_labels(labels);
-        for ((hour, model), sum) in by_hour(rows) {
-            let kept = self.0.entry((labels.clone(), hour, model.clone()));
-            kept.or_insert_with(|| UsageSum::new(model)).add(sum.requests, sum.usage);
+        for ((hour, _), sum) in by_hour(rows) {
+            self.add(&labels, hour, sum);
         }
+    }
+
+    pub(super) fn add(&mut self, labels: &Labels, hour: Timestamp, sum: UsageSum) {
+        let kept = self.0.entry((labels.clone(), hour, sum.model.clone()));
+        kept.or_insert_with(|| UsageSum::new(sum.model)).add(sum.requests, sum.usage);
     }
 
     /// Iterates over the sums with their labels and hours.

@@ -133,6 +133,75 @@ async fn ledger_cut_at_any_byte_drops_only_the_last_line() {
     }
 }
 
+/// The number of deleted conversations after which their lines are merged is lower.
+const MANY: u64 = 1500;
+
+async fn spend_and_delete(store: &FileSystemStore, times: u64) {
+    for _ in 0..times {
+        spent(store, "a", "acme", 1).await;
+        store.delete(&id("a"), None).await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn ledger_of_many_deleted_conversations_stays_small() {
+    let folder = Folder::new();
+    let store = folder.quick_store().await;
+    spent(&store, "b", "other", 10_000).await;
+    store.delete(&id("b"), None).await.unwrap();
+    spend_and_delete(&store, 2 * MANY).await;
+    assert!(fs::metadata(file(&folder)).unwrap().len() < 300 * 1024);
+    assert_eq!(folder.names(), [NAME]);
+    assert_eq!(try_used(&store, labels("acme").into()).await.unwrap(), 2 * MANY);
+    assert_eq!(try_used(&store, labels("other").into()).await.unwrap(), 10_000);
+    let hour = Timestamp(1_763_769_600_000);
+    let sums = store.used(&Filter::default(), hour..Timestamp(hour.0 + 1)).await.unwrap();
+    assert_eq!(sums.iter().map(|sum| sum.requests).collect::<Vec<_>>(), [2 * MANY + 1]);
+    assert!(store.used(&Filter::default(), Timestamp(0)..hour).await.unwrap().is_empty());
+}
+
+/// After a crash between the line in the ledger and the removal of the log, the line must not be merged.
+#[tokio::test]
+async fn ledger_merged_while_a_crash_has_left_a_log_counts_it_once() {
+    let folder = Folder::new();
+    let store = folder.quick_store().await;
+    spent(&store, "b", "acme", 10_000).await;
+    let log = fs::read(folder.log(&id("b"))).unwrap();
+    store.delete(&id("b"), None).await.unwrap();
+    fs::write(folder.log(&id("b")), log).unwrap();
+    fs::write(folder.path().join("@deleted-usage.jsonl.new"), "a merge that was interrupted").unwrap();
+    spend_and_delete(&store, MANY).await;
+    assert!(fs::metadata(file(&folder)).unwrap().len() < 300 * 1024);
+    for _ in 0..2 {
+        assert_eq!(used(&store).await, 10_000 + MANY);
+        store.delete(&id("b"), None).await.unwrap();
+    }
+    spend_and_delete(&store, MANY).await;
+    assert_eq!(used(&store).await, 10_000 + 2 * MANY);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn ledger_merged_while_it_is_read_counts_each_conversation_once() {
+    let folder = Folder::new();
+    let store = folder.quick_store().await;
+    for number in 0..MANY {
+        spent(&store, &format!("n{number}"), "acme", 1).await;
+    }
+    let deleting = tokio::spawn({
+        let store = store.clone();
+        async move {
+            for number in 0..MANY {
+                store.delete(&id(&format!("n{number}")), None).await.unwrap();
+            }
+        }
+    });
+    while !deleting.is_finished() {
+        assert_eq!(used(&store).await, MANY);
+    }
+    deleting.await.unwrap();
+    assert_eq!(used(&store).await, MANY);
+}
+
 /// Returns the names of the files that were set aside.
 fn set_aside(folder: &Folder) -> Vec<String> {
     folder.names().into_iter().filter(|name| name != NAME && name.starts_with('@')).collect()

@@ -4,11 +4,16 @@
 //! The sums are synced before the log is removed, and each line names the first version and write of its conversation.
 //! While a log with them exists, the line does not count, so a conversation counts once after a crash between the two
 //! steps.
+//!
+//! When the file has become long, the lines of conversations without a log are merged into its first line, which has sums
+//! by labels, hour and model. The merged file is written next to the old one, synced, and renamed into place. Each merge
+//! has another number. So a reader that has counted the log of a conversation before the merge and the merged sums after
+//! it notices the merge, and reads again.
 
 use std::{
     collections::{HashMap, HashSet},
     fs::{self, File},
-    io,
+    io::{self, Write as _},
     ops::Range,
     path::{Path, PathBuf},
 };
@@ -18,15 +23,15 @@ use serde::{Deserialize, Serialize};
 use super::{
     Durability, list,
     log::{self, ConversationBirth, ConversationLog, LogLineReader, append},
-    place::{failed, lock_file, require_file, sync_folder},
+    place::{failed, lock_file, replace_file, require_file, sync_folder},
     record::{FORMAT, LogChange, encode, parse},
 };
 use crate::{
     message::{Timestamp, UsageRow, UsageSum},
     store::{
-        Filter, Labels, StoreError, Summary,
+        Filter, Labels, StoreError, Summary, Version, WriteId,
         attachments::AttachmentFiles,
-        ledger::{UsageSumsByModel, by_hour, kept_labels},
+        ledger::{DeletedConversationsUsage, UsageSumsByModel, by_hour, kept_labels},
     },
 };
 
@@ -57,14 +62,22 @@ pub(super) fn ledger(log: &ConversationLog<'_>) -> Result<Option<UsageLedgerFile
     Ok(replay.map(|replay| UsageLedgerFile { birth: replay.birth, labels: replay.stored.state.labels, rows }))
 }
 
-/// A line of the file: a conversation that was deleted, or is about to be deleted.
+/// The length in bytes above which a file is merged. A file with longer merged sums is merged when it has twice their
+/// length.
+const LONG: u64 = 256 * 1024;
+
+/// A line of the file: a conversation that was deleted, or is about to be deleted. Or the merged sums of conversations.
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct DeletedConversationLine {
     format_version: u64,
+    /// The first version and write of the conversation. Merged sums have the version 0, which no conversation has, and
+    /// the number of the merge.
     birth: ConversationBirth,
     labels: Labels,
     used: Vec<HourlyUsage>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    merged: Vec<MergedUsage>,
 }
 
 impl DeletedConversationLine {
@@ -72,6 +85,12 @@ impl DeletedConversationLine {
         let deleted: Self = parse(record)?;
         let is_known = deleted.format_version == FORMAT;
         is_known.then_some(deleted).ok_or_else(|| "it has another format version".to_owned())
+    }
+
+    /// Returns the sums with their labels.
+    fn into_sums(self) -> impl Iterator<Item = (Labels, HourlyUsage)> {
+        let own = self.used.into_iter().map(move |used| (self.labels.clone(), used));
+        own.chain(self.merged.into_iter().map(|merged| (merged.labels, merged.used)))
     }
 }
 
@@ -81,6 +100,14 @@ struct HourlyUsage {
     hour: Timestamp,
     #[serde(flatten)]
     sum: UsageSum,
+}
+
+/// The usage of one model within an hour, by conversations with these labels.
+#[derive(Serialize, Deserialize)]
+struct MergedUsage {
+    labels: Labels,
+    #[serde(flatten)]
+    used: HourlyUsage,
 }
 
 /// Calls `take` with the record of each line of the file. Ignores an incomplete last line, because the log of its
@@ -108,9 +135,13 @@ pub(super) fn keep(
 ) -> Result<bool, StoreError> {
     let path = path(folder);
     let Some(file) = lock_file(&path)? else { return Ok(false) };
-    let mut is_first = true;
+    let mut merged_len = None;
     let scanned = scan(&path, &file, |record| {
-        if std::mem::take(&mut is_first) { DeletedConversationLine::parse(record).map(drop) } else { Ok(()) }
+        if merged_len.is_none() {
+            let is_merged = !DeletedConversationLine::parse(record)?.merged.is_empty();
+            merged_len = Some(if is_merged { record.len() } else { 0 });
+        }
+        Ok(())
     });
     let (end, torn) = match scanned {
         Err(error @ StoreError::Damaged { .. }) => {
@@ -119,17 +150,80 @@ pub(super) fn keep(
         }
         scanned => scanned?,
     };
+    if is_long(end, merged_len.unwrap_or_default()) {
+        match merge(folder, &path, &file) {
+            Ok(true) => return keep(folder, ledger, durability),
+            Ok(false) => {}
+            // The file is still valid, and the next delete tries again.
+            Err(error) => {
+                let error: &dyn std::error::Error = &error;
+                tracing::debug!(error, "the usage of deleted conversations could not be merged");
+            }
+        }
+    }
     let hours = by_hour(&ledger.rows).into_iter();
     let mut used: Vec<_> = hours.map(|((hour, _), sum)| HourlyUsage { hour, sum }).collect();
     used.sort_by(|a, b| (a.hour, &a.sum.model).cmp(&(b.hour, &b.sum.model)));
     let labels = kept_labels(&ledger.labels);
-    let line = encode(&DeletedConversationLine { format_version: FORMAT, birth: ledger.birth, labels, used });
+    let (format_version, birth, merged) = (FORMAT, ledger.birth, Vec::new());
+    let line = encode(&DeletedConversationLine { format_version, birth, labels, used, merged });
     append(&path, &file, end, torn, &line, durability)?;
     if end == 0 {
         // The name of the file must be durable before the log is removed.
         sync_folder(folder, durability)?;
     }
     Ok(true)
+}
+
+fn is_long(len: u64, merged_len: usize) -> bool {
+    len > LONG.max(2 * merged_len as u64)
+}
+
+/// Merges the lines of the file, which must be locked. Returns `false` if the file would still be long, because the logs
+/// of many conversations in it exist.
+fn merge(folder: &Path, path: &Path, file: &File) -> Result<bool, StoreError> {
+    let there = list::for_each(folder, |place| match log::read(place, |log| log.find(|_| true)) {
+        // As in `used`, the conversation counts as deleted.
+        Err(StoreError::Damaged { .. } | StoreError::NotFound { .. }) => Ok(None),
+        first => Ok(first?.map(|first| (first.version, first.write))),
+    })?;
+    let there: HashSet<_> = there.into_iter().collect();
+    let (mut sums, mut rest) = (DeletedConversationsUsage::default(), Vec::new());
+    for line in deleted_in(path, file)?.into_values() {
+        if there.contains(&line.birth) {
+            rest.extend(encode(&line));
+        } else {
+            line.into_sums().for_each(|(labels, HourlyUsage { hour, sum })| sums.add(&labels, hour, sum));
+        }
+    }
+    let merged = sums.iter().map(|(labels, hour, sum)| {
+        let used = HourlyUsage { hour, sum: sum.clone() };
+        MergedUsage { labels: labels.clone(), used }
+    });
+    let (birth, merged) = ((Version::new(0), WriteId::generate()), merged.collect());
+    let (labels, used) = (Labels::default(), Vec::new());
+    let first = encode(&DeletedConversationLine { format_version: FORMAT, birth, labels, used, merged });
+    let merged_len = log::record(&first, 0).map_or(0, <[u8]>::len);
+    if is_long((first.len() + rest.len()) as u64, merged_len) {
+        return Ok(false);
+    }
+    // The removal of each log without which a line was merged must be durable first.
+    sync_folder(folder, Durability::Machine)?;
+    let (new, action) = (folder.join(format!("{NAME}.jsonl.new")), "merging the lines of");
+    replace_file(folder, path, &new, file, action, |mut new| {
+        let written = new.write_all(&first).and_then(|()| new.write_all(&rest));
+        written.map_err(|error| failed(action, path, error))
+    })?;
+    Ok(true)
+}
+
+/// Returns the number of the last merge.
+fn last_merge(path: &Path) -> Option<ConversationBirth> {
+    let file = File::open(path).ok()?;
+    let len = file.metadata().ok()?.len();
+    let mut lines = LogLineReader::of(path, &file, len).ok()?;
+    let first = DeletedConversationLine::parse(lines.next().ok()??).ok()?;
+    (!first.merged.is_empty()).then_some(first.birth)
 }
 
 /// Renames the damaged file, which must be locked, so that a new file can be begun.
@@ -150,6 +244,21 @@ fn set_aside(folder: &Path, path: &Path, error: &StoreError) -> Result<(), Store
 
 /// Returns the usage in this folder, including the usage of deleted conversations.
 pub(super) fn used(
+    folder: &Path,
+    filter: &Filter,
+    period: &Range<Timestamp>,
+) -> Result<Vec<UsageSum>, StoreError> {
+    loop {
+        let merge = last_merge(&path(folder));
+        let sums = used_at_once(folder, filter, period);
+        if last_merge(&path(folder)) == merge {
+            return sums;
+        }
+    }
+}
+
+/// Returns the usage. If lines are merged meanwhile, conversations may be counted twice.
+fn used_at_once(
     folder: &Path,
     filter: &Filter,
     period: &Range<Timestamp>,
@@ -185,11 +294,10 @@ pub(super) fn used(
     }?;
     let there: HashSet<_> = counted.iter().map(|(birth, _)| *birth).collect();
     let mut sums = UsageSumsByModel::default();
-    for deleted in deleted.into_values().filter(|deleted| !there.contains(&deleted.birth)) {
-        if filter.matches(&deleted.labels) {
-            for HourlyUsage { sum, .. } in deleted.used.iter().filter(|used| period.contains(&used.hour)) {
-                sums.add(sum.model.as_deref(), sum.requests, sum.usage);
-            }
+    let deleted = deleted.into_values().filter(|deleted| !there.contains(&deleted.birth));
+    for (labels, HourlyUsage { hour, sum }) in deleted.flat_map(DeletedConversationLine::into_sums) {
+        if filter.matches(&labels) && period.contains(&hour) {
+            sums.add(sum.model.as_deref(), sum.requests, sum.usage);
         }
     }
     for sum in counted.into_iter().flat_map(|(_, sums)| sums) {
@@ -201,17 +309,24 @@ pub(super) fn used(
 /// Reads the file.
 fn deleted(path: &Path) -> Result<HashMap<ConversationBirth, DeletedConversationLine>, StoreError> {
     require_file("reading", path)?;
-    let mut found = HashMap::new();
     match File::open(path) {
-        Ok(file) => scan(path, &file, |record| {
-            let deleted = DeletedConversationLine::parse(record)?;
-            // If a process has died before it removed the log, the deletion is repeated. The last line counts, because
-            // the conversation may have grown since then.
-            found.insert(deleted.birth, deleted);
-            Ok(())
-        })
-        .map(|_| found),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(found),
+        Ok(file) => deleted_in(path, &file),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(HashMap::new()),
         Err(error) => Err(failed("reading", path, error)),
     }
+}
+
+fn deleted_in(
+    path: &Path,
+    file: &File,
+) -> Result<HashMap<ConversationBirth, DeletedConversationLine>, StoreError> {
+    let mut found = HashMap::new();
+    scan(path, file, |record| {
+        let deleted = DeletedConversationLine::parse(record)?;
+        // If a process has died before it removed the log, the deletion is repeated. The last line counts, because the
+        // conversation may have grown since then.
+        found.insert(deleted.birth, deleted);
+        Ok(())
+    })?;
+    Ok(found)
 }

@@ -54,46 +54,57 @@ impl<'a> LogPath<'a> {
         fs::symlink_metadata(self.new_log()).is_ok()
     }
 
-    /// Replaces the log, which must be locked, in one step. The new log is locked before other processes can find it,
-    /// and stays locked until the folder is synced. A log that belongs to another user, or that is reached through a
-    /// symbolic link, is not replaced.
+    /// Replaces the log, as [`replace_file`] does.
     pub(super) fn replace_log(
         &self,
         old: &File,
         action: &str,
         write: impl FnOnce(&File) -> Result<(), StoreError>,
     ) -> Result<(), StoreError> {
-        let failed = |error| self.failed(action, error);
-        if fs::symlink_metadata(&self.log).map_err(failed)?.is_symlink() {
-            let problem =
-                "the file is a symbolic link, which a new file would replace; move the file to this path";
-            return Err(failed(io::Error::other(problem)));
-        }
-        // The folder is opened first, so that nothing but the sync itself can fail after the renaming.
-        let folder = open_folder(self.folder, Durability::Machine)?;
-        let new = self.new_log();
-        // Only the holder of the lock reaches this code, so one name for the new file is enough.
-        remove(&new)?;
-        let mut options = OpenOptions::new();
-        options.write(true).create_new(true);
-        let file = private(&mut options).open(&new).map_err(failed)?;
-        let replace = || {
-            keep_owner(&old.metadata().map_err(failed)?, &file).map_err(failed)?;
-            file.try_lock().map_err(|error| failed(error.into()))?;
-            write(&file)?;
-            // The new file is synced even if the store's durability does not require it. The old file may have been on
-            // the disk for a long time, and a crash right after the replacement must not lose its content.
-            file.sync_all().and_then(|()| fs::rename(&new, &self.log)).map_err(failed)
-        };
-        if let Err(error) = replace() {
-            let _ = fs::remove_file(&new);
-            return Err(error);
-        }
-        // The folder is synced before anybody can write to the log. Otherwise a crash could remove the log's name after
-        // a write was acknowledged.
-        let synced = folder.map_or(Ok(()), |folder| folder.sync_all());
-        synced.map_err(|error| self.failed("the log was replaced, but syncing the folder of", error))
+        replace_file(self.folder, &self.log, &self.new_log(), old, action, write)
     }
+}
+
+/// Replaces the file at `path`, which must be locked, in one step by a file that is first written at `new`. The new file
+/// is locked before other processes can find it, and stays locked until the folder is synced. A file that belongs to
+/// another user, or that is reached through a symbolic link, is not replaced.
+pub(super) fn replace_file(
+    folder: &Path,
+    path: &Path,
+    new: &Path,
+    old: &File,
+    action: &str,
+    write: impl FnOnce(&File) -> Result<(), StoreError>,
+) -> Result<(), StoreError> {
+    let failed = |error| failed(action, path, error);
+    if fs::symlink_metadata(path).map_err(failed)?.is_symlink() {
+        let problem =
+            "the file is a symbolic link, which a new file would replace; move the file to this path";
+        return Err(failed(io::Error::other(problem)));
+    }
+    // The folder is opened first, so that nothing but the sync itself can fail after the renaming.
+    let folder = open_folder(folder, Durability::Machine)?;
+    // Only the holder of the lock reaches this code, so one name for the new file is enough.
+    remove(new)?;
+    let mut options = OpenOptions::new();
+    options.write(true).create_new(true);
+    let file = private(&mut options).open(new).map_err(failed)?;
+    let replace = || {
+        keep_owner(&old.metadata().map_err(failed)?, &file).map_err(failed)?;
+        file.try_lock().map_err(|error| failed(error.into()))?;
+        write(&file)?;
+        // The new file is synced even if the store's durability does not require it. The old file may have been on
+        // the disk for a long time, and a crash right after the replacement must not lose its content.
+        file.sync_all().and_then(|()| fs::rename(new, path)).map_err(failed)
+    };
+    if let Err(error) = replace() {
+        let _ = fs::remove_file(new);
+        return Err(error);
+    }
+    // The folder is synced before anybody can write to the file. Otherwise a crash could remove the file's name after a
+    // write was acknowledged.
+    let synced = folder.map_or(Ok(()), |folder| folder.sync_all());
+    synced.map_err(|error| self::failed("the log was replaced, but syncing the folder of", path, error))
 }
 
 /// Opens and locks a file without waiting, and creates it if it does not exist. Returns `None` if another process or

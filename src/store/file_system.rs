@@ -77,7 +77,8 @@
 //! A crash can leave an incomplete line at the end of the log. The write of such a line was never acknowledged, and the
 //! next write removes the line. Every other line that does not match its length and sum is
 //! [damage](StoreError::Damaged), and the error names the file and the line. A conversation whose first line is
-//! incomplete does not exist.
+//! incomplete does not exist. A line has at most 1,000,000,000 bytes, and a longer one is damage, so a damaged log does
+//! not fill the memory.
 //!
 //! The time of a line is never earlier than the time of the line before it, even if the clock was set back.
 //!

@@ -1,6 +1,6 @@
 //! Logs that were torn by a crash, and logs that are damaged.
 
-use std::fs;
+use std::fs::{self, OpenOptions};
 
 use omni_agent::{
     store::{
@@ -34,6 +34,70 @@ async fn log(folder: &Folder) -> (Vec<u8>, Vec<usize>) {
 fn put(folder: &Folder, log: impl AsRef<[u8]>) {
     let _ = fs::remove_file(folder.log(&id("a")));
     fs::write(folder.log(&id("a")), log).unwrap();
+}
+
+/// A log can be longer than the memory, for example after space was allocated for it and never written.
+#[tokio::test]
+async fn log_with_a_line_longer_than_any_write_is_listed_as_damaged() {
+    let folder = Folder::new();
+    let store = folder.quick_store().await;
+    let version = create(&store, &id("a")).await;
+    commit(&store, &id("a"), version, 1, "one").await;
+    create(&store, &id("b")).await;
+    let log = OpenOptions::new().append(true).open(folder.log(&id("a"))).unwrap();
+    log.set_len(1 << 40).unwrap();
+    let mut listed = store.list(&Listing::default()).await.unwrap();
+    listed.sort_by_key(|summary| summary.id.clone());
+    let damage: Vec<_> =
+        listed.iter().map(|summary| (summary.id.as_str(), summary.damage.is_some())).collect();
+    assert_eq!(damage, [("a", true), ("b", false)]);
+    let loaded = store.load(&id("a")).await;
+    assert!(matches!(&loaded, Err(StoreError::Damaged { .. })), "{loaded:?}");
+    store.delete(&id("a"), None).await.unwrap();
+}
+
+#[tokio::test]
+async fn log_with_a_long_last_line_is_torn_or_damaged_like_one_with_a_short_line() {
+    const SECTOR: usize = 512;
+
+    let folder = Folder::new();
+    let store = folder.quick_store().await;
+    let version = create(&store, &id("a")).await;
+    let version = commit(&store, &id("a"), version, 1, "one").await;
+    let begin = fs::read(folder.log(&id("a"))).unwrap().len();
+    commit(&store, &id("a"), version, 2, &"long ".repeat(200_000)).await;
+    let log = fs::read(folder.log(&id("a"))).unwrap();
+    let zeros = |from: usize, to: usize| {
+        let mut log = log.clone();
+        log[from..to].fill(0);
+        log
+    };
+    let edge = (begin + 500_000).next_multiple_of(SECTOR);
+    let longer = [&log[..log.len() - 1], b" }\n"].concat();
+    let cases = [
+        ("whole", log.clone(), Ok(2)),
+        ("cut near its beginning", log[..begin + 20].to_vec(), Ok(1)),
+        ("cut", log[..begin + 700_000].to_vec(), Ok(1)),
+        ("without a line feed", log[..log.len() - 1].to_vec(), Ok(1)),
+        ("with an end that was never filled", zeros(edge, log.len()), Ok(1)),
+        ("never filled", zeros(begin, log.len()), Ok(1)),
+        ("followed by space that was never filled", [&log[..], &[0; 300_000]].concat(), Ok(2)),
+        ("with a beginning that was never filled", zeros(begin, edge), Ok(1)),
+        ("with zero bytes elsewhere", zeros(edge + 1, edge + 9), Err(())),
+        ("with another frame", zeros(begin + 3, begin + 4), Err(())),
+        ("longer than it states", longer, Err(())),
+    ];
+    for (name, log, nodes) in cases {
+        put(&folder, &log);
+        let loaded = store.load(&id("a")).await;
+        assert_eq!(
+            loaded.as_ref().map(|loaded| loaded.nodes.len()).map_err(|_| ()),
+            nodes,
+            "{name}: {loaded:?}"
+        );
+        let summary = store.summary(&id("a")).await.unwrap();
+        assert_eq!(summary.damage.is_some(), nodes.is_err(), "{name}: {:?}", summary.damage);
+    }
 }
 
 #[tokio::test]

@@ -129,10 +129,10 @@ impl<'a> ConversationLog<'a> {
         let mut end = self.len;
         let mut torn = false;
         while end > 0 {
-            let read = last_line(&self.file, end);
-            let (from, last) = read.map_err(|error| self.place.failed("reading", error))?;
-            let problem = match record(&last, from) {
-                Ok(record) => match LogRecordEnd::parse(record) {
+            let read = last_line(&self.place.log, &self.file, end);
+            let (from, last, fault) = read.map_err(|error| self.place.failed("reading", error))?;
+            let problem = match fault {
+                Ok(()) => match LogRecordEnd::parse(&last[PREFIX..last.len() - END.len()]) {
                     Ok(found) => match self.check(&found.entry)? {
                         None => {
                             return Ok(Some(LogTail { end: from + last.len() as u64, torn, last: found }));
@@ -292,6 +292,7 @@ impl LogReplay {
 
 /// The number of bytes that are read from a log at a time.
 const CHUNK: usize = 128 * 1024;
+const ZEROS: &[u8] = &[0; CHUNK];
 
 /// The complete lines of a file.
 pub(super) struct LogLineReader<'a> {
@@ -309,10 +310,56 @@ pub(super) struct LogLineReader<'a> {
 
 impl<'a> LogLineReader<'a> {
     /// Returns the lines of a file up to this length.
-    pub(super) fn of(path: &'a Path, mut file: &'a File, len: u64) -> Result<Self, StoreError> {
-        file.seek(SeekFrom::Start(0)).map_err(|error| failed("reading", path, error))?;
-        let reader = BufReader::with_capacity(CHUNK, file.take(len));
-        Ok(Self { path, file, reader, len, line: Vec::new(), end: 0, number: 0 })
+    pub(super) fn of(path: &'a Path, file: &'a File, len: u64) -> Result<Self, StoreError> {
+        Self::from(path, file, 0, len).map_err(|error| failed("reading", path, error))
+    }
+
+    /// Returns the lines of a file between these offsets.
+    fn from(path: &'a Path, mut file: &'a File, begin: u64, len: u64) -> io::Result<Self> {
+        file.seek(SeekFrom::Start(begin))?;
+        let reader = BufReader::with_capacity(CHUNK, file.take(len - begin));
+        Ok(Self { path, file, reader, len, line: Vec::new(), end: begin, number: 0 })
+    }
+
+    /// Reads the next line, and returns its length. A line that is longer than its frame states may consume all memory, so
+    /// only the beginning of such a line is kept. Of a line that nobody can have written, the rest is not read.
+    fn read_line(&mut self) -> io::Result<(u64, Result<(), LineFault>)> {
+        let is_ended = |line: &[u8]| line.ends_with(b"\n");
+        self.line.clear();
+        (&mut self.reader).take(PREFIX as u64).read_until(b'\n', &mut self.line)?;
+        let stated = beginning_of(&self.line).map(|(_, stated)| stated);
+        let whole = stated.filter(|stated| *stated <= (LONGEST as u64).min(self.len - self.end));
+        let limit = whole.unwrap_or_default().max(CHUNK as u64);
+        if !is_ended(&self.line) {
+            (&mut self.reader).take(limit - PREFIX as u64).read_until(b'\n', &mut self.line)?;
+        }
+        let mut len = self.line.len() as u64;
+        if is_ended(&self.line) || len < limit {
+            return Ok((len, record(&self.line, self.end).map(drop)));
+        }
+        let mut zeros = ZeroBytes::default();
+        zeros.take(&self.line, self.end);
+        let mut ended = false;
+        while !ended {
+            let bytes = self.reader.fill_buf()?;
+            if bytes.is_empty() {
+                break;
+            }
+            if len > LONGEST as u64 {
+                return Ok((len, Err(LineFault { torn: false, problem: LONG })));
+            }
+            let mut count = bytes.len();
+            if bytes.contains(&b'\n') {
+                ended = true;
+                count = bytes.iter().position(|byte| *byte == b'\n').map_or(count, |at| at + 1);
+            }
+            zeros.take(&bytes[..count], self.end + len);
+            len += count as u64;
+            self.reader.consume(count);
+        }
+        let is_short = stated.is_some_and(|stated| stated > len) && self::whole(&self.line) == Err(SHORT);
+        let torn = is_short && !ended || zeros.never_filled();
+        Ok((len, Err(LineFault { torn, problem: if is_short { SHORT } else { FRAME } })))
     }
 
     /// Returns the record of the next line, or `None` at the end or at an incomplete line.
@@ -321,12 +368,11 @@ impl<'a> LogLineReader<'a> {
         if self.reader.fill_buf().map_err(failed)?.is_empty() {
             return Ok(None);
         }
-        self.line.clear();
-        let len = self.reader.read_until(b'\n', &mut self.line).map_err(failed)? as u64;
-        match record(&self.line, self.end) {
-            Ok(record) => {
+        let (len, read) = self.read_line().map_err(failed)?;
+        match read {
+            Ok(()) => {
                 (self.end, self.number) = (self.end + len, self.number + 1);
-                Ok(Some(record))
+                Ok(Some(&self.line[PREFIX..self.line.len() - END.len()]))
             }
             Err(fault) if fault.torn && self.end + len == self.len => Ok(None),
             Err(fault) => Err(damaged(self.path, self.file, self.number + 1, &self.line, fault.problem)),
@@ -343,37 +389,59 @@ impl<'a> LogLineReader<'a> {
 /// returns an error that names it.
 fn damaged(path: &Path, file: &File, number: usize, line: &[u8], problem: impl Into<String>) -> StoreError {
     let place = format!("{}, line {number}", path.display());
-    let of_file = first_line(file).ok().and_then(|line| other_format(&line));
+    let of_file = first_line(path, file).ok().and_then(|line| other_format(&line));
     match of_file.or_else(|| other_format(line)) {
         Some(found) => StoreError::UnknownFormat { place, found, known: FORMAT },
         None => StoreError::damaged(place, problem),
     }
 }
 
-/// Returns the complete or incomplete line at the beginning of a file.
-fn first_line(mut file: &File) -> io::Result<Vec<u8>> {
-    let mut line = Vec::new();
-    file.seek(SeekFrom::Start(0))?;
-    BufReader::new(file).read_until(b'\n', &mut line)?;
-    Ok(line)
+/// Returns the line at the beginning of a file, or the beginning of an invalid line.
+fn first_line(path: &Path, file: &File) -> io::Result<Vec<u8>> {
+    let mut lines = LogLineReader::from(path, file, 0, file.metadata()?.len())?;
+    let _ = lines.read_line()?;
+    Ok(lines.line)
 }
 
-/// Returns the complete or incomplete line that ends at `end`, together with the offset at which the line begins.
-fn last_line(file: &File, end: u64) -> io::Result<(u64, Vec<u8>)> {
+/// Returns the line that ends at `end`, together with the offset at which the line begins, and its fault. Of an invalid
+/// line, the content may only be its beginning.
+fn last_line(path: &Path, file: &File, end: u64) -> io::Result<(u64, Vec<u8>, Result<(), LineFault>)> {
     let mut wanted = FIRST_READ;
+    let mut from = end.saturating_sub(wanted);
     loop {
-        let from = end.saturating_sub(wanted);
         let mut bytes = read_at(file, from, end - from)?;
         let inner = bytes.len().saturating_sub(1);
-        if let Some(before) = bytes[..inner].iter().rposition(|byte| *byte == b'\n') {
-            let last = bytes.split_off(before + 1);
-            return Ok((from + before as u64 + 1, last));
+        let before = bytes[..inner].iter().rposition(|byte| *byte == b'\n');
+        if before.is_some() || from == 0 {
+            let begin = before.map_or(0, |before| before + 1);
+            let (last, from) = (bytes.split_off(begin), from + begin as u64);
+            let fault = record(&last, from).map(drop);
+            return Ok((from, last, fault));
         }
-        if from == 0 {
-            return Ok((from, bytes));
+        if wanted > CHUNK as u64 {
+            break;
         }
         wanted *= 8;
+        from = end.saturating_sub(wanted);
     }
+    // The beginning of a long line is found first, so that its frame shows how much of it to keep.
+    while from > 0 {
+        if end - from > LONGEST as u64 {
+            return Ok((from, Vec::new(), Err(LineFault { torn: false, problem: LONG })));
+        }
+        let to = from;
+        from = to.saturating_sub(CHUNK as u64);
+        let bytes = read_at(file, from, to - from)?;
+        if bytes.contains(&b'\n')
+            && let Some(before) = bytes.iter().rposition(|byte| *byte == b'\n')
+        {
+            from += before as u64 + 1;
+            break;
+        }
+    }
+    let mut lines = LogLineReader::from(path, file, from, end)?;
+    let (_, fault) = lines.read_line()?;
+    Ok((from, lines.line, fault))
 }
 
 /// Reads up to `len` bytes, beginning at offset `at`. At the end of the file, returns fewer bytes.
@@ -420,8 +488,9 @@ const LITERALS: [(usize, &[u8]); 3] = [(0, b"{\"sum\":\""), (16, b"\",\"len\":")
 /// The end of a line.
 const END: &[u8] = b"}\n";
 
-/// The maximum length of a line. The length of the record in the line must fit into ten digits.
-pub(super) const LONGEST: usize = 9_999_999_999;
+/// The maximum length of a line. A longer line is damage, for example space that was allocated and never written. SQLite
+/// has the same limit for a value.
+pub(super) const LONGEST: usize = 1_000_000_000;
 
 /// The reason why a line is invalid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -433,6 +502,7 @@ pub(super) struct LineFault {
 
 const SHORT: &str = "it is shorter than its stated length";
 const FRAME: &str = "it does not have the frame of a line";
+const LONG: &str = "it is longer than any line that can be written";
 
 /// Returns an empty line, ready for a record to be appended.
 pub(super) fn begin() -> Vec<u8> {
@@ -484,19 +554,47 @@ const SECTOR: u64 = 512;
 /// was allocated to the file but never filled contains only zero bytes. It consists of whole sectors, or of the part of
 /// a sector that belongs to the line. Any other zero byte is damage.
 fn never_filled(line: &[u8], at: u64) -> bool {
-    let edge = |place: usize| place == 0 || place == line.len() || (at + place as u64).is_multiple_of(SECTOR);
-    let mut found = false;
-    let mut place = 0;
-    while let Some(begin) = line[place..].iter().position(|byte| *byte == 0).map(|zero| place + zero) {
-        let rest = &line[begin..];
-        let end = begin + rest.iter().position(|byte| *byte != 0).unwrap_or(rest.len());
-        if !edge(begin) || !edge(end) {
-            return false;
+    let mut zeros = ZeroBytes::default();
+    zeros.take(line, at);
+    zeros.never_filled()
+}
+
+/// The zero bytes in a line, which is read in parts.
+#[derive(Default)]
+struct ZeroBytes {
+    /// Whether the line has any.
+    found: bool,
+    /// Whether some of them are damage.
+    are_damage: bool,
+    /// Whether the last byte so far is one, or `None` at the beginning of the line.
+    last: Option<bool>,
+}
+
+impl ZeroBytes {
+    /// Takes the next part of the line, which begins at offset `at` in the file.
+    fn take(&mut self, part: &[u8], at: u64) {
+        let is_same = match self.last {
+            Some(true) => ZEROS.starts_with(part),
+            Some(false) => !part.contains(&0),
+            None => false,
+        };
+        if is_same || self.are_damage {
+            return;
         }
-        found = true;
-        place = end;
+        for (place, byte) in (at..).zip(part) {
+            let is_zero = *byte == 0;
+            if self.last.is_some_and(|last| last != is_zero) && !place.is_multiple_of(SECTOR) {
+                self.are_damage = true;
+                return;
+            }
+            self.found |= is_zero;
+            self.last = Some(is_zero);
+        }
     }
-    found
+
+    fn never_filled(&self) -> bool {
+        self.found && !self.are_damage
+    }
 }
 
 fn whole(content: &[u8]) -> Result<&[u8], &'static str> {

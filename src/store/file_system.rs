@@ -31,9 +31,9 @@
 //!
 //! In addition, the folder has the file `@deleted-usage.jsonl` if conversations with usage were deleted (see the
 //! section "Usage"). An [exclusive](FileSystemStoreBuilder::exclusive) store locks the file `@lock`. A file whose name
-//! ends in `.new` was created to replace a log or `@deleted-usage.jsonl`. The store ignores all other files in the folder. Only the owner of a
-//! file can access it (mode 0600 on Unix). If the store creates the folder, only the owner of the folder can access it
-//! (mode 0700).
+//! ends in `.new` was created to replace a log or `@deleted-usage.jsonl`. The store ignores all other files in the
+//! folder. Only the owner of a file can access it (mode 0600 on Unix). If the store creates the folder, only the owner
+//! of the folder can access it (mode 0700).
 //!
 //! # The log
 //!

@@ -145,6 +145,16 @@ fn is_unreadable(text: &str) -> bool {
     text.starts_with("could not parse JSON response")
 }
 
+/// Returns whether the reason of a refusal can be that the server no longer knows the session.
+fn names_session(reason: &str) -> bool {
+    reason.to_ascii_lowercase().contains("session")
+}
+
+/// Returns the error with which the connection is lost, so that the next request opens another session.
+fn refused_session(reason: &str) -> McpHttpError {
+    McpHttpError::UnexpectedServerResponse(format!("the session was refused: {reason}").into())
+}
+
 /// Returns the body of a response, or `None` if it has more than `longest` bytes.
 pub(super) async fn body(response: &mut Response, longest: usize) -> reqwest::Result<Option<Vec<u8>>> {
     let mut body = Vec::new();
@@ -324,7 +334,15 @@ impl StreamableHttpClient for HttpClient {
                 posted => posted,
             }
         });
-        let mut posted = posted.await?;
+        let posted = posted.await;
+        if let Err(McpHttpError::UnexpectedServerResponse(reason)) = &posted
+            && session.is_some()
+            && reason.starts_with("HTTP 400")
+            && names_session(reason)
+        {
+            return Err(refused_session(reason));
+        }
+        let mut posted = posted?;
         if let StreamableHttpPostResponse::Json(answer, _) = &mut posted
             && answer.is_doubtful()
             && let Some(text) = readable::<ServerJsonRpcMessage>(&serde_json::to_vec(answer)?)
@@ -338,10 +356,8 @@ impl StreamableHttpClient for HttpClient {
             && answer.id.as_ref().is_none_or(|id| id.to_string() != request.id.to_string())
         {
             let reason = &answer.error.message;
-            if session.is_some() && reason.to_ascii_lowercase().contains("session") {
-                // The server no longer knows the session, so the connection is lost.
-                let reason = format!("the session was refused: {reason}");
-                return Err(McpHttpError::UnexpectedServerResponse(reason.into()));
+            if session.is_some() && names_session(reason) {
+                return Err(refused_session(reason));
             }
             // A server that refuses a request before it reads the request does not know its id.
             answer.id = Some(request.id.clone());

@@ -24,6 +24,8 @@ pub enum Reply {
     Json(Value),
     /// A status and a message as JSON.
     Refusal(u16, Value),
+    /// A status and a plain text.
+    Text(u16, &'static str),
     /// A stream of messages and its end.
     Events(Box<dyn Iterator<Item = Value> + Send>, End),
 }
@@ -153,6 +155,10 @@ async fn answer(
         Reply::Json(body) => return json_body(&mut stream, |rest| head(200, rest), &body).await,
         Reply::Refusal(status, body) => {
             return json_body(&mut stream, |rest| head(status, rest), &body).await;
+        }
+        Reply::Text(status, text) => {
+            let length = format!("content-type: text/plain\r\ncontent-length: {}\r\n", text.len());
+            return stream.write_all(format!("{}{text}", head(status, &length)).as_bytes()).await;
         }
         Reply::Events(messages, end) => {
             let length = if matches!(end, End::Broken) { "content-length: 1000000\r\n" } else { "" };

@@ -326,6 +326,27 @@ async fn call_over_http_refused_without_its_id_fails_at_once_and_a_dead_session_
     }
 }
 
+#[tokio::test]
+async fn call_over_http_dead_session_refused_with_a_plain_text_is_replaced() {
+    for reason in
+        ["Bad Request: No valid session ID provided", "Invalid session ID\n", "Bad Request: Missing header"]
+    {
+        let calls = AtomicUsize::new(0);
+        let server = Raw::start(move |message| match message["method"].as_str() {
+            Some("tools/call") if calls.fetch_add(1, Ordering::SeqCst) == 0 => Reply::Text(400, reason),
+            _ => polite(message),
+        })
+        .await;
+        let client = soon(server.client(OLD).connect()).await.unwrap();
+        let tools = set(&client).await;
+        let refused = failure(&call(&tools, "raw__echo", "").await);
+        assert!(refused.contains(reason.trim()), "{refused}");
+        assert_eq!(call(&tools, "raw__echo", "").await.text(), "echoed");
+        let connections = if reason.contains("session") { 2 } else { 1 };
+        assert_eq!(server.count("initialize"), connections, "{reason}");
+    }
+}
+
 /// Returns a list with a tool whose schema is nested too deeply, and another tool.
 fn deep_list() -> Value {
     let mut deep = json!({ "type": "string" });

@@ -407,6 +407,22 @@ fn is_already_renewed(error: &AuthError) -> bool {
     matches!(error, AuthError::CredentialStoreError(text) if text == ALREADY_RENEWED)
 }
 
+/// Returns whether the authorization server would refuse the same renewal again, from rmcp's text for its answer. Many
+/// servers use one of these codes for a renewal token that is no longer valid, in place of `invalid_grant` (RFC 6749,
+/// section 5.2).
+fn is_refused_for_good(reason: &str) -> bool {
+    const CODES: [&str; 5] = [
+        "invalid_request",
+        "invalid_client",
+        "unauthorized_client",
+        "unsupported_grant_type",
+        "invalid_scope",
+    ];
+    let code = reason.strip_prefix("Server returned error response: ");
+    let code = code.map(|answer| answer.split(':').next().unwrap_or(answer).trim());
+    code.is_some_and(|code| CODES.contains(&code))
+}
+
 impl TokenStoreAdapter {
     fn new(store: Arc<dyn TokenStore>, secrets: &Secrets) -> Self {
         Self { store, secrets: secrets.clone(), used: Arc::default() }
@@ -508,6 +524,9 @@ impl StoredTokenRenewal {
             match token {
                 Ok(Some(token)) => return Ok(Some(token)),
                 Err(AuthError::AuthorizationRequired | AuthError::TokenRefreshRejected(_)) => {
+                    return Ok(None);
+                }
+                Err(AuthError::TokenRefreshFailed(reason)) if is_refused_for_good(&reason) => {
                     return Ok(None);
                 }
                 // The next round returns the renewed token.

@@ -56,7 +56,8 @@ struct Behaviour {
     /// The time in seconds for which a token is valid.
     life: Option<u64>,
     refuses_registration: bool,
-    refuses_renewal: bool,
+    /// The code with which renewals are refused.
+    refuses_renewal: Option<&'static str>,
     /// Whether a renewal leaves the earlier tokens valid.
     keeps_tokens: bool,
     /// The issuer that the metadata names. `None` names the server.
@@ -117,10 +118,12 @@ fn granted(server: &mut Behaviour, form: &BTreeMap<String, String>) -> Response 
                 return refused("invalid_grant");
             }
         }
-        _ if server.refuses_renewal || form["refresh_token"] != format!("renew-{}", server.issued) => {
-            return refused("invalid_grant");
+        _ if form["refresh_token"] != format!("renew-{}", server.issued) => return refused("invalid_grant"),
+        _ => {
+            if let Some(code) = server.refuses_renewal {
+                return refused(code);
+            }
         }
-        _ => {}
     }
     server.issued += 1;
     let number = server.issued;
@@ -482,12 +485,29 @@ async fn login_shows_no_secrets_of_the_servers_url() {
 
 #[tokio::test]
 async fn renewal_that_is_refused_asks_for_a_login() {
-    let server = start(Behaviour { refuses_renewal: true, ..Behaviour::default() }).await;
+    for code in ["invalid_grant", "invalid_request", "unauthorized_client", "invalid_client"] {
+        for life in [None, Some(0)] {
+            let behaviour = Behaviour { refuses_renewal: Some(code), life, ..Behaviour::default() };
+            let server = start(behaviour).await;
+            let store = logged_in(&server).await;
+            server.lock().unwrap().valid.clear();
+            let error = connect(&server, &store).await.unwrap_err();
+            assert!(matches!(error, McpError::Unauthorized { .. }), "{code} {life:?}: {error:?}");
+            assert!(error.to_string().contains("log in with `McpLogin`"), "{error}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn renewal_that_fails_for_a_while_asks_for_no_login() {
+    let code = Some("temporarily_unavailable");
+    let server = start(Behaviour { refuses_renewal: code, ..Behaviour::default() }).await;
     let store = logged_in(&server).await;
     server.lock().unwrap().valid.clear();
     let error = connect(&server, &store).await.unwrap_err();
-    assert!(matches!(error, McpError::Unauthorized { .. }), "{error:?}");
-    assert!(error.to_string().contains("log in with `McpLogin`"), "{error}");
+    assert!(matches!(error, McpError::Unreachable { .. }), "{error:?}");
+    server.lock().unwrap().refuses_renewal = None;
+    assert!(ask(&connect(&server, &store).await.unwrap()).await.starts_with("You said: Hello"));
 }
 
 #[tokio::test]

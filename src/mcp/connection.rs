@@ -204,7 +204,8 @@ impl McpConnection {
                 break (served, McpTransportParts::Program(program));
             },
             builder::Transport::Http(target) => {
-                let (observed, transport) = http::start(target, settings, over.clone()).await?;
+                let (observed, transport) =
+                    http::start(target, settings, over.clone(), changes.clone()).await?;
                 let served = timeout_at(deadline, handler().serve_with_lifecycle(transport, lifecycle)).await;
                 (served, McpTransportParts::Http(observed))
             }

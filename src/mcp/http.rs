@@ -28,7 +28,10 @@ use rmcp::{
         },
     },
 };
-use tokio::time::{Instant, sleep_until, timeout};
+use tokio::{
+    sync::watch,
+    time::{Instant, sleep_until, timeout},
+};
 use tokio_util::sync::CancellationToken;
 
 use super::{
@@ -50,12 +53,13 @@ const STREAM_INTERVAL: Duration = Duration::from_millis(250);
 const LONGEST_DELAY: Duration = Duration::from_secs(30);
 
 /// Returns the transport to a server, and the facts that its client records. When `over` is cancelled, all requests of
-/// the client end, apart from a renewal of the tokens.
+/// the client end, apart from a renewal of the tokens. Each new session within the connection adds to `changes`.
 #[cfg_attr(not(feature = "mcp-auth"), expect(clippy::unused_async, reason = "reading the tokens takes time"))]
 pub(super) async fn start(
     target: &HttpTarget,
     settings: &McpSettings,
     over: CancellationToken,
+    changes: watch::Sender<u64>,
 ) -> Result<
     (Arc<McpHttpObservations>, McpBoundedTransport<StreamableHttpClientTransport<HttpClient>>),
     McpError,
@@ -93,6 +97,7 @@ pub(super) async fn start(
         client,
         observed: Arc::clone(&observed),
         over,
+        changes,
         #[cfg(feature = "mcp-auth")]
         tokens,
     };
@@ -227,6 +232,8 @@ pub(super) struct HttpClient {
     client: Client,
     observed: Arc<McpHttpObservations>,
     over: CancellationToken,
+    /// The number of changes of the tool list.
+    changes: watch::Sender<u64>,
     #[cfg(feature = "mcp-auth")]
     tokens: Option<StoredTokenRenewal>,
 }
@@ -365,7 +372,13 @@ impl StreamableHttpClient for HttpClient {
         if let StreamableHttpPostResponse::Sse(_, Some(id)) | StreamableHttpPostResponse::Json(_, Some(id)) =
             &posted
         {
-            *lock(&self.observed.session) = Some(id.as_str().into());
+            let earlier = lock(&self.observed.session).replace(id.as_str().into());
+            let initializes = matches!(message, JsonRpcMessage::Request(request)
+                if matches!(request.request, ClientRequest::InitializeRequest(_)));
+            if initializes && earlier.is_some() {
+                // rmcp has replaced a session that the server no longer knows. The server may offer other tools now.
+                self.changes.send_modify(|count| *count += 1);
+            }
         }
         if let StreamableHttpPostResponse::Sse(events, session) = posted {
             posted = StreamableHttpPostResponse::Sse(self.observe(events), session);

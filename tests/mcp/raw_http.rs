@@ -347,6 +347,32 @@ async fn call_over_http_dead_session_refused_with_a_plain_text_is_replaced() {
     }
 }
 
+#[tokio::test]
+async fn follow_session_that_is_replaced_during_a_call_reads_the_tools_again() {
+    let (calls, sessions) = (AtomicUsize::new(0), AtomicUsize::new(0));
+    let server = Raw::start(move |message| match message["method"].as_str() {
+        Some("initialize") => {
+            sessions.fetch_add(1, Ordering::SeqCst);
+            polite(message)
+        }
+        Some("tools/list") => {
+            let names = ["echo", "added"];
+            result(message, &list(&names[..sessions.load(Ordering::SeqCst).min(2)]))
+        }
+        Some("tools/call") if calls.fetch_add(1, Ordering::SeqCst) == 0 => Reply::Status(404, ""),
+        _ => polite(message),
+    })
+    .await;
+    let client = soon(server.client(OLD).connect()).await.unwrap();
+    let session = session(&client, []).await;
+    client.follow(&session);
+    server.receives("tools/list", 2).await;
+    let tools = session.state().await.unwrap().config().tools.clone();
+    assert_eq!(call(&tools, "raw__echo", "").await.text(), "echoed");
+    assert_eq!(server.count("initialize"), 2);
+    adopts(&session, &["raw__added", "raw__echo"]).await;
+}
+
 /// Returns a list with a tool whose schema is nested too deeply, and another tool.
 fn deep_list() -> Value {
     let mut deep = json!({ "type": "string" });

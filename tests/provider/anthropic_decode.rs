@@ -309,6 +309,24 @@ fn decode_usage_takes_totals_and_keeps_omitted_counts() {
 }
 
 #[test]
+fn decode_usage_with_zeros_at_the_end_keeps_the_counts_of_the_start() {
+    let mut begin = start();
+    let counts = json!({
+        "input_tokens": 5, "cache_read_input_tokens": 100, "cache_creation_input_tokens": 30,
+        "cache_creation": {"ephemeral_1h_input_tokens": 20}, "output_tokens": 2,
+    });
+    begin["message"]["usage"] = counts;
+    let zeros = json!({
+        "input_tokens": 0, "cache_read_input_tokens": 0, "cache_creation_input_tokens": 0,
+        "cache_creation": {"ephemeral_1h_input_tokens": 0}, "output_tokens": 9,
+    });
+    let end = json!({"type": "message_delta", "delta": {"stop_reason": "end_turn"}, "usage": zeros});
+    let usage = fold(decode(&[begin, end, json!({"type": "message_stop"})]).unwrap()).usage;
+    let expected = Usage::default().with_input(5).with_cache_read(100).with_cache_write(30).with_output(9);
+    assert_eq!(usage, expected);
+}
+
+#[test]
 fn decode_provider_data_names_the_format_and_keeps_message_data() {
     let details = json!({"type": "refusal", "category": "bio", "explanation": null});
     let container = json!({"id": "c1", "expires_at": "2026-01-01T00:00:00Z"});

@@ -715,7 +715,8 @@ impl AnthropicDecoder {
 }
 
 /// Reads the counts of a response or of one iteration. `long_writes` is the number of tokens written to a cache that is
-/// kept for an hour. A count that the report omits stays the same.
+/// kept for an hour. A count that the report omits stays the same. So does a count that is 0 in the report, because some
+/// services report the prompt only at the start of a response, and then send zeros.
 fn read_counts(counts: &mut ReportedUsage<'_>, usage: &mut Usage, long_writes: &mut Option<u64>) {
     let Usage { input, cache_read, cache_write, output, reasoning, .. } = usage;
     let members: [(&mut u64, &[&str]); 5] = [
@@ -726,9 +727,10 @@ fn read_counts(counts: &mut ReportedUsage<'_>, usage: &mut Usage, long_writes: &
         (reasoning, &["output_tokens_details", "thinking_tokens"]),
     ];
     for (total, path) in members {
-        *total = counts.count(path).unwrap_or(*total);
+        *total = counts.count(path).filter(|count| *count > 0).unwrap_or(*total);
     }
-    *long_writes = counts.count(&["cache_creation", "ephemeral_1h_input_tokens"]).or(*long_writes);
+    let long = counts.count(&["cache_creation", "ephemeral_1h_input_tokens"]);
+    *long_writes = long.filter(|count| *count > 0).or(*long_writes).or(long);
 }
 
 /// Encodes a citation as one line of JSON for the signature of its text.

@@ -67,13 +67,19 @@ setters!(RetryPolicy:
     with_max_retry_after(max_retry_after: Duration),
 );
 
+/// Returns the delay that the service requests. A service that requests no delay, or names a time in the past, requests
+/// nothing, because all retries would otherwise be sent at the same time.
+fn requested(error: &ProviderError) -> Option<Duration> {
+    error.retry_after.filter(|delay| !delay.is_zero())
+}
+
 impl RetryPolicy {
     /// Returns the delay before retry number `retry` (from 0), or `None` if the error is final.
     pub fn delay(&self, retry: u32, error: &ProviderError) -> Option<Duration> {
         if !error.retryable || retry >= self.max_retries {
             return None;
         }
-        match error.retry_after {
+        match requested(error) {
             Some(wait) if wait > self.max_retry_after => None,
             // Many agents may be rejected with the same delay. They must not repeat their requests at the same moment.
             Some(wait) => {
@@ -174,7 +180,7 @@ impl RequestAttempts {
             deadline.is_none_or(|deadline| until.is_some_and(|until| until < deadline))
         };
         // A requested delay that fits is not extended beyond the deadline.
-        let delay = Some(delay).filter(fits).or(error.retry_after.filter(fits))?;
+        let delay = Some(delay).filter(fits).or(requested(error).filter(fits))?;
         self.retries += 1;
         let retry = self.retries;
         tracing::debug!(%error, ?delay, retry, "the request failed before its first content and is repeated");

@@ -187,14 +187,31 @@ async fn retry_after_is_waited_for_and_little_longer() {
 }
 
 #[test]
+fn retry_after_of_zero_uses_the_backoff() {
+    let policy = RetryPolicy::default();
+    for (retry, most) in [(0, policy.base_delay), (1, policy.base_delay * 2)] {
+        let waited = policy.delay(retry, &limited(Duration::ZERO)).unwrap();
+        assert!((most.mul_f64(0.74)..=most).contains(&waited), "{waited:?}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn retry_after_of_zero_beyond_the_timeout_is_not_repeated_at_once() {
+    let provider = Scripted::new([Try::Refuse(limited(Duration::ZERO)), good()]);
+    let options = Options::default().with_timeout(Duration::from_millis(100));
+    let items: Vec<_> = stream_of(&provider, options).collect().await;
+    assert!(matches!(&items[..], [Err(error)] if error.kind == ProviderErrorKind::RateLimit), "{items:?}");
+}
+
+#[test]
 fn retry_after_of_many_agents_is_spread() {
     let policy = RetryPolicy::default().with_max_retry_after(Duration::MAX);
-    for seconds in [0, 1, 55, 3600] {
+    for seconds in [1, 55, 3600] {
         let requested = Duration::from_secs(seconds);
         let waits: std::collections::BTreeSet<_> =
             (0..32).map(|_| policy.delay(0, &limited(requested)).unwrap()).collect();
         assert!(waits.iter().all(|wait| follows(*wait, requested)), "{waits:?}");
-        assert!(seconds == 0 || waits.len() > 16, "{waits:?}");
+        assert!(waits.len() > 16, "{waits:?}");
     }
     // The limit applies to the wait that the service requested.
     let limit = RetryPolicy::default().max_retry_after;

@@ -85,6 +85,12 @@ const BODIES: &[(u16, &str, ProviderErrorKind, bool, &str)] = &[
     (400, r#"{"object":"error","message":"This model's maximum context length is 9 tokens.","type":"BadRequestError","param":null,"code":400}"#, ContextTooLong, false, "9 tokens"),
     (422, r#"{"detail":[{"loc":["body","messages"],"msg":"field required","type":"value_error.missing"},{"msg":"and more"}]}"#, InvalidRequest, false, "field required; and more"),
     (404, r#"{"detail":"Not Found"}"#, InvalidRequest, false, "Not Found"),
+    // TGI, DeepInfra, and servers for local models.
+    (422, r#"{"error":"Input validation error: `inputs` tokens + `max_new_tokens` must be <= 4096. Given: 4000 `inputs` tokens and 500 `max_new_tokens`","error_type":"validation"}"#, ContextTooLong, false, "4096"),
+    (422, r#"{"error":"Input validation error: `inputs` must have less than 4095 tokens. Given: 5000","error_type":"validation"}"#, ContextTooLong, false, "4095"),
+    (400, r#"{"error":{"message":"Requested input length 13142 exceeds maximum input length 8191"}}"#, ContextTooLong, false, "8191"),
+    (500, r#"{"error":{"message":"The length of prompt_tokens (5000) must be less than max_seq_len (4096)"}}"#, ContextTooLong, false, "4096"),
+    (400, r#"{"error":"context overflow"}"#, ContextTooLong, false, "overflow"),
     // Error replies that do not have the usual envelope `{"error": {…}}`.
     (400, r#"{"error":"model 'm' not found, try pulling it first"}"#, InvalidRequest, false, "try pulling"),
     (500, r#"{"error":"Internal Server Error","message":"it broke","status":500}"#, Service, true, "it broke"),

@@ -374,6 +374,12 @@ const TOO_LONG: &[(&str, ProviderErrorKind)] = &[
     ("model token limit", ProviderErrorKind::ContextTooLong),
     ("reduce the length of the messages", ProviderErrorKind::ContextTooLong),
     ("range of input length", ProviderErrorKind::ContextTooLong),
+    // The first two are those of Hugging Face's TGI, and the next one is that of DeepInfra.
+    ("`inputs` tokens + `max_new_tokens` must be", ProviderErrorKind::ContextTooLong),
+    ("`inputs` must have less than", ProviderErrorKind::ContextTooLong),
+    ("exceeds maximum input length", ProviderErrorKind::ContextTooLong),
+    ("must be less than max_seq_len", ProviderErrorKind::ContextTooLong),
+    ("context overflow", ProviderErrorKind::ContextTooLong),
 ];
 
 fn find(rules: &[(&str, ProviderErrorKind)], message: &str) -> Option<ProviderErrorKind> {

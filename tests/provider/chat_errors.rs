@@ -218,6 +218,34 @@ fn error_keeps_the_request_id_and_wait_of_the_body() {
 }
 
 #[test]
+fn error_of_a_rate_limit_keeps_the_wait_that_only_its_text_states() {
+    for (text, wait) in [
+        ("Please try again in 17.252s.", Some(17_252)),
+        ("Please try again in 17 seconds.", Some(17_000)),
+        ("Please try again in 7m12s. Visit us.", Some(432_000)),
+        ("Please try again in 1h0m0.5s", Some(3_600_500)),
+        ("please try again in 250ms", Some(250)),
+        ("Please retry after 1 minute.", Some(60_000)),
+        ("Please retry in 34.5s.", Some(34_500)),
+        ("Please try again in a while.", None),
+        ("Please try again in 5.", None),
+        ("Please try again in 1.2.3s", None),
+        ("Please try again in 99999999999999999999999999999999 days", None),
+        ("Please try again later.", None),
+    ] {
+        let body =
+            format!(r#"{{"error":{{"message":"Rate limit reached. {text}","code":"rate_limit_exceeded"}}}}"#);
+        let error = error(429, &body);
+        assert_eq!(error.kind, RateLimit);
+        assert_eq!(error.retry_after.map(|wait| wait.as_millis()), wait, "{text}");
+    }
+    let stated = r#"[{"retryDelay":"5s"}]"#;
+    let body = format!(r#"{{"error":{{"code":429,"message":"try again in 9s","details":{stated}}}}}"#);
+    assert_eq!(error(429, &body).retry_after.map(|wait| wait.as_secs()), Some(5));
+    assert_eq!(error(500, r#"{"error":{"message":"try again in 9s"}}"#).retry_after, None);
+}
+
+#[test]
 fn error_of_a_gateway_keeps_its_own_words_beside_a_nested_error() {
     let body = r#"{"message":"slow down","code":"rate_limit_exceeded","upstream":{"error":{
         "message":"prompt is too long","code":"context_length_exceeded","request_id":"req_1"}}}"#;

@@ -86,6 +86,15 @@ fn error_inside_an_answer_maps_to_its_kind_in_every_shape() {
 }
 
 #[test]
+fn error_inside_an_answer_keeps_the_wait_that_its_text_states() {
+    let message = "Rate limit reached for m on tokens per min (TPM). Please try again in 17.252s.";
+    let error = json!({"code": "rate_limit_exceeded", "message": message});
+    let event = json!({"type": "response.failed", "response": {"status": "failed", "error": error}});
+    let error = decode(&[created(), event]).unwrap_err();
+    assert_eq!((error.kind, error.retry_after.map(|wait| wait.as_millis())), (RateLimit, Some(17_252)));
+}
+
+#[test]
 fn error_without_a_reason_is_a_service_error() {
     for (kind, status) in
         [("failed", "failed"), ("completed", "failed"), ("cancelled", "cancelled"), ("failed", "in_progress")]

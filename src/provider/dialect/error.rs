@@ -242,9 +242,11 @@ impl ErrorReport {
         let message = self.message.to_lowercase();
         let kind = self.kind(status, &message);
         let text = if self.message.is_empty() { "the service gave no reason" } else { &self.message };
-        let mut error = ProviderError::new(kind, text).with_retry_after(self.retry_after);
+        let is_limit = kind == ProviderErrorKind::RateLimit;
+        let stated = || if is_limit { stated_delay(&message) } else { None };
+        let mut error = ProviderError::new(kind, text).with_retry_after(self.retry_after.or_else(stated));
         // A single request that exceeds the limit would exceed it again after any wait, so it is not retried.
-        if kind == ProviderErrorKind::RateLimit && message.contains("request too large") {
+        if is_limit && message.contains("request too large") {
             error.retryable = false;
         }
         error.request_id = self.request_id;
@@ -404,6 +406,33 @@ fn by_status(status: u16, message: &str) -> ProviderErrorKind {
         409 | 425 => ProviderErrorKind::Service,
         300..=499 => ProviderErrorKind::InvalidRequest,
         _ => ProviderErrorKind::Service,
+    }
+}
+
+/// Returns the delay that a message in lower case asks for, such as the end of `please try again in 7m12.5s`.
+fn stated_delay(message: &str) -> Option<Duration> {
+    let phrases = ["try again in ", "try again after ", "retry in ", "retry after "];
+    let mut rest = phrases.iter().find_map(|phrase| Some(message.split_once(phrase)?.1))?;
+    let mut total = None;
+    loop {
+        let split =
+            |text: &'_ str, is_part: fn(char) -> bool| text.find(|c| !is_part(c)).unwrap_or(text.len());
+        let (number, unit) = rest.split_at(split(rest, |c| c.is_ascii_digit() || c == '.'));
+        let unit = unit.trim_start();
+        let (unit, others) = unit.split_at(split(unit, |c| c.is_ascii_alphabetic()));
+        let seconds = match unit {
+            "ms" | "millisecond" | "milliseconds" => 0.001,
+            "s" | "sec" | "secs" | "second" | "seconds" => 1.0,
+            "m" | "min" | "mins" | "minute" | "minutes" => 60.0,
+            "h" | "hour" | "hours" => 3600.0,
+            "d" | "day" | "days" => 86_400.0,
+            _ => return total,
+        };
+        let part =
+            number.parse::<f64>().ok().and_then(|count| Duration::try_from_secs_f64(count * seconds).ok());
+        let Some(part) = part else { return total };
+        total = Some(total.unwrap_or(Duration::ZERO).saturating_add(part));
+        rest = others.trim_start();
     }
 }
 

@@ -240,6 +240,20 @@ fn decode_usage_with_details_splits_the_prompt() {
 }
 
 #[test]
+fn decode_usage_with_the_users_own_key_counts_the_cost_at_the_service() {
+    let cost = |own_key: bool, details: Value| {
+        usage(json!({"prompt_tokens": 1, "completion_tokens": 1, "cost": 0.002, "is_byok": own_key,
+            "cost_details": details}))
+        .cost
+    };
+    let details = json!({"upstream_inference_cost": 0.036});
+    assert!((cost(true, details.clone()).unwrap() - 0.038).abs() < 1e-9);
+    assert_eq!(cost(false, details), Some(0.002));
+    // The fee alone is not the cost, so the price of the model counts.
+    assert_eq!(cost(true, json!({"upstream_inference_cost": null})), None);
+}
+
+#[test]
 fn decode_usage_with_reasoning_outside_the_completion_counts_both() {
     let counted = usage(json!({"prompt_tokens": 10, "completion_tokens": 5, "total_tokens": 35,
         "completion_tokens_details": {"reasoning_tokens": 20}}));

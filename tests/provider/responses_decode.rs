@@ -395,6 +395,16 @@ fn decode_members_of_unexpected_types_are_ignored() {
 }
 
 #[test]
+fn decode_usage_with_the_users_own_key_counts_the_cost_at_the_service() {
+    let end = |own_key: bool| {
+        json!({"type": "response.completed", "response": {"usage": {"input_tokens": 5, "cost": 0,
+            "is_byok": own_key, "cost_details": {"upstream_inference_cost": 0.036}}}})
+    };
+    assert_eq!(answer(&[end(true)]).usage.cost, Some(0.036));
+    assert_eq!(answer(&[end(false)]).usage.cost, Some(0.0));
+}
+
+#[test]
 fn decode_contradictory_usage_stays_in_bounds() {
     let end = json!({"type": "response.completed", "response": {"usage": {"input_tokens": 5, "cost": 0.25,
         "input_tokens_details": {"cached_tokens": 9, "cache_write_tokens": 3},

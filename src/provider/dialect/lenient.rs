@@ -255,6 +255,17 @@ impl<'v> ReportedUsage<'v> {
         self.read(path, |value| amount(value).filter(|amount| amount.is_finite() && *amount >= 0.0))
     }
 
+    /// Returns the cost of the request in US dollars, which OpenRouter reports. If the user's own key at the underlying
+    /// service was used, `cost` contains only OpenRouter's fee, because the service itself charges for the tokens:
+    /// <https://openrouter.ai/docs/use-cases/byok>. Then the cost is known only with the service's part.
+    pub(super) fn cost(&mut self) -> Option<f64> {
+        let cost = self.amount(&["cost"]);
+        if self.members?.get("is_byok") != Some(&Value::Bool(true)) {
+            return cost;
+        }
+        Some(self.amount(&["cost_details", "upstream_inference_cost"])? + cost.unwrap_or(0.0))
+    }
+
     fn read<T>(&mut self, path: &[&str], read: impl Fn(&Value) -> Option<T>) -> Option<T> {
         let mut members = self.members?;
         let (last, parents) = path.split_last()?;

@@ -598,8 +598,7 @@ fn read_usage(report: &mut ReportedUsage<'_>) -> Usage {
         cache_write,
         output: output.max(reasoning),
         reasoning,
-        // OpenRouter reports the cost of the request, in US dollars.
-        cost: report.amount(&["cost"]),
+        cost: report.cost(),
     }
 }
 

@@ -297,8 +297,7 @@ fn read_usage(report: &mut ReportedUsage<'_>) -> Usage {
         cache_write,
         output: report.count(&["output_tokens"]).unwrap_or(0).max(reasoning),
         reasoning,
-        // OpenRouter reports the cost of the request, in US dollars.
-        cost: report.amount(&["cost"]),
+        cost: report.cost(),
     }
 }
 

@@ -100,6 +100,41 @@ async fn encode_without_messages_of_a_callback_marks_the_last_block() {
     assert_eq!(marks(cached(), replaced).await, [["Summary."], ["Summary."]]);
 }
 
+/// Returns the marked blocks of a request after a step with this number of parallel calls.
+async fn marks_after(calls: usize, options: Options, prepare: Prepare) -> Vec<String> {
+    let step =
+        (0..calls).fold(Step::new(), |step, call| step.then_tool_use(&format!("c{call}"), "echo", json!({})));
+    let provider = ScriptedProvider::new([step.stop(), Step::text("Done.")]);
+    let agent = Agent::builder()
+        .model(provider.model())
+        .options(options)
+        .system("Be brief.")
+        .tool(echo())
+        .callbacks(Preparing(prepare))
+        .start()
+        .await
+        .unwrap();
+    agent.ask("Hi").await.unwrap();
+    marked(&provider.requests()[1])
+}
+
+#[tokio::test(start_paused = true)]
+async fn encode_after_many_parallel_calls_marks_the_end_of_the_previous_request_too() {
+    // The service looks back 20 blocks from a breakpoint, and a call needs two blocks.
+    for (calls, expected) in
+        [(9, vec!["tool_result"]), (10, vec!["Hi", "tool_result"]), (30, vec!["Hi", "tool_result"])]
+    {
+        assert_eq!(marks_after(calls, cached(), Box::new(|_| {})).await, expected, "{calls}");
+    }
+    // All four breakpoints are in use.
+    let extra = Map::from_iter([("cache_control".to_owned(), json!({"type": "ephemeral"}))]);
+    let options = cached().with_extra(extra);
+    assert_eq!(marks_after(30, options, Box::new(|_| {})).await, ["tool_result"]);
+    let remind = |request: &mut Request| request.history.push(Message::user("Remember."));
+    assert_eq!(marks_after(30, cached(), Box::new(remind)).await, ["tool_result", "Remember."]);
+    assert!(marks_after(30, Options::default(), Box::new(|_| {})).await.is_empty());
+}
+
 #[tokio::test(start_paused = true)]
 async fn encode_with_breakpoints_of_the_user_marks_only_the_last_block() {
     // The service accepts four breakpoints. Three of them are on the tools, the system prompt and the last block.

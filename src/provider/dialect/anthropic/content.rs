@@ -77,6 +77,10 @@ impl KeptThinking {
 /// <https://platform.claude.com/docs/en/build-with-claude/prompt-caching>.
 const MAX_BREAKPOINTS: usize = 4;
 
+/// The number of blocks among which the service searches for a cached beginning, counted back from a breakpoint. The
+/// page above names it.
+const LOOKBACK: usize = 20;
+
 /// Encodes the messages with the thinking that `kept` selects. Adds `cache` to the last block that may carry a cache
 /// breakpoint. `marked` is the number of breakpoints outside of the messages.
 pub(super) fn messages(
@@ -130,16 +134,22 @@ pub(super) fn messages(
     }
     if let Some(cache) = cache {
         let own = turns.iter().flat_map(|turn| &turn.blocks).map(|block| breakpoints_of(&block.value));
-        let is_full = marked + own.sum::<usize>() + 1 >= MAX_BREAKPOINTS;
+        let mut free = MAX_BREAKPOINTS.saturating_sub(marked + own.sum::<usize>() + 1);
         let blocks = turns.iter_mut().rev().flat_map(|turn| turn.blocks.iter_mut().rev());
-        let mut blocks = blocks
-            .filter(|block| matches!(block.kind, AnthropicBlockRole::Plain | AnthropicBlockRole::ToolResult));
+        let mut blocks = blocks.filter(|block| block.carries_breakpoint());
         let last = blocks.next();
         // The next requests don't contain what a callback added to this request, so their cached beginning ends before.
         let lasts = last.as_ref().is_some_and(|last| last.lasts);
-        let lasting = if lasts || is_full { None } else { blocks.find(|block| block.lasts) };
+        let lasting = if lasts || free == 0 { None } else { blocks.find(|block| block.lasts) };
+        free -= usize::from(lasting.is_some());
+        let mark = |block: &mut AnthropicBlock| block.value.insert("cache_control".to_owned(), cache.clone());
         for block in last.into_iter().chain(lasting) {
-            block.value.insert("cache_control".to_owned(), cache.clone());
+            mark(block);
+        }
+        if free > 0
+            && let Some(block) = distant_end(&mut turns)
+        {
+            mark(block);
         }
     }
     let mut messages: Vec<Value> = turns.into_iter().map(AnthropicMessage::into_value).collect();
@@ -149,6 +159,16 @@ pub(super) fn messages(
         messages.insert(0, json!({"role": "user", "content": content}));
     }
     Ok(messages.into())
+}
+
+/// Returns the block that ended the previous request, if the service does not find it from the end of this request.
+/// Then the response to the previous request has many parallel calls, and the conversation would be cached anew.
+fn distant_end(turns: &mut [AnthropicMessage]) -> Option<&mut AnthropicBlock> {
+    let answer = turns.iter().rposition(|turn| turn.role == Role::Assistant)?;
+    let (earlier, added) = turns.split_at_mut(answer);
+    let is_distant = added.iter().map(|turn| turn.blocks.len()).sum::<usize>() + 1 >= LOOKBACK;
+    let end = earlier.last_mut().filter(|_| is_distant)?;
+    end.blocks.iter_mut().rev().find(|block| block.carries_breakpoint())
 }
 
 /// Returns the number of cache breakpoints in a list of blocks or tools.
@@ -164,6 +184,13 @@ pub(super) fn breakpoints(value: &Value) -> usize {
 fn breakpoints_of(block: &AnthropicObject) -> usize {
     let own = block.get("cache_control").is_some_and(|control| !control.is_null());
     usize::from(own) + block.get("content").map_or(0, breakpoints)
+}
+
+impl AnthropicBlock {
+    /// Returns whether the service accepts a cache breakpoint on the block.
+    fn carries_breakpoint(&self) -> bool {
+        matches!(self.kind, AnthropicBlockRole::Plain | AnthropicBlockRole::ToolResult)
+    }
 }
 
 impl AnthropicMessage {

@@ -586,3 +586,37 @@ fn encode_schema_of_mutually_recursive_types_stays_small() {
     let text = format.to_string();
     assert!(text.len() < 2_000_000, "{} bytes", text.len());
 }
+
+#[test]
+fn encode_for_a_mistral_model_shortens_ids_and_separates_results_from_user_messages() {
+    let calls = ["call_1", "abcDEF123"].map(|id| ToolUse::new(id, "weather", json!({})));
+    let results = calls.iter().map(|call| Content::from(ToolResult::ok(call, "ok")));
+    let results = results.chain(["And in Rome?".into()]).collect::<Vec<_>>();
+    let uses = calls.iter().cloned().map(Content::from).collect::<Vec<_>>();
+    let mut request = Request::new(History::from_iter([
+        Message::user("Hi"),
+        Message::assistant(uses),
+        Message::user(results),
+    ]));
+    let roles = |body: &Value| -> Vec<String> {
+        let messages = body["messages"].as_array().unwrap().iter();
+        messages.map(|message| message["role"].as_str().unwrap().to_owned()).collect()
+    };
+    for model in ["mistral-large-latest", "mistralai/devstral-small", "open-mixtral-8x7b"] {
+        request.model = model.into();
+        let body = encode(&ChatCompletions::default(), &request);
+        assert_eq!(roles(&body), ["user", "assistant", "tool", "tool", "assistant", "user"], "{model}");
+        let ids = |path: &str| body.pointer(path).unwrap().as_str().unwrap().to_owned();
+        let short = ids("/messages/1/tool_calls/0/id");
+        assert!(short.len() == 9 && short.bytes().all(|byte| byte.is_ascii_alphanumeric()), "{short}");
+        assert_eq!(ids("/messages/2/tool_call_id"), short);
+        assert_eq!(ids("/messages/1/tool_calls/1/id"), "abcDEF123");
+        assert_eq!(ids("/messages/3/tool_call_id"), "abcDEF123");
+    }
+    request.model = "m-1".into();
+    let other = encode(&ChatCompletions::default(), &request);
+    assert_eq!(roles(&other), ["user", "assistant", "tool", "tool", "user"]);
+    assert_eq!(other["messages"][2]["tool_call_id"], "call_1");
+    let set = encode(&ChatCompletions::default().with_mistral_calls(), &request);
+    assert_eq!(roles(&set).len(), 6);
+}

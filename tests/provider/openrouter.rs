@@ -334,3 +334,17 @@ async fn cache_hint_marks_cached_content_for_models_of_anthropic() {
     assert!(!body.to_string().contains("cache_control"));
     assert_eq!(warnings.len(), 1, "{warnings:?}");
 }
+
+#[tokio::test]
+async fn history_of_a_mistral_model_separates_results_from_user_messages() {
+    let call = ToolUse::new("call_1", "add", json!({}));
+    let history = History::from_iter([
+        Message::user("Hi"),
+        Message::assistant(Content::from(call.clone())),
+        Message::user(vec![Content::from(ToolResult::ok(&call, "3")), "Go on.".into()]),
+    ]);
+    for (model, expected) in [("mistralai/mistral-large-2512", 5), ("openai/gpt-5.4", 4)] {
+        let (body, _) = body(&Endpoint::openrouter(), model, Request::new(history.clone())).await;
+        assert_eq!(body["messages"].as_array().unwrap().len(), expected, "{body}");
+    }
+}

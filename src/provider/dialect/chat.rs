@@ -80,6 +80,8 @@ pub struct ChatCompletions {
     tool_members: Map<String, Value>,
     /// Members that are added to each assistant message with tool calls that does not have them.
     call_members: Map<String, Value>,
+    /// Whether the rules of Mistral's models for tool calls are obeyed.
+    mistral_calls: bool,
     /// The service whose built-in rules for individual models apply.
     service: Option<&'static str>,
     rules: Option<fn(&str, Self) -> Self>,
@@ -109,6 +111,7 @@ impl Default for ChatCompletions {
             members: Map::new(),
             tool_members: Map::new(),
             call_members: Map::new(),
+            mistral_calls: false,
             service: None,
             rules: None,
         }
@@ -187,6 +190,11 @@ impl ChatCompletions {
         /// request.
         pub fn without_tools_beside_effort(self) { self.tools_beside_effort = false }
 
+        /// Obeys two rules of Mistral's models. The id of a tool call has nine letters and digits. An assistant message
+        /// stands between tool results and the next user message, so a placeholder is added there. By default, these
+        /// rules apply to models whose ids name them.
+        pub fn with_mistral_calls(self) { self.mistral_calls = true }
+
         /// Adds a member to each request body. The added member replaces a member of the same name that the wire format
         /// itself writes.
         pub fn with_member(self, name: impl Into<String>, value: impl Into<Value>) {
@@ -206,7 +214,7 @@ impl ChatCompletions {
     /// Returns the wire format for the model of `request`.
     fn of(&self, request: &Request) -> Cow<'_, Self> {
         let mut chat = Cow::Borrowed(self);
-        if let Some(switches) = self.service.and_then(|service| model_rule(service, &request.model)) {
+        if let Some(switches) = model_rule(self.service.unwrap_or("others"), &request.model) {
             switches.set(chat.to_mut());
         }
         match self.rules {
@@ -279,6 +287,7 @@ struct ChatDeviationRule {
     members: Map<String, Value>,
     tool_members: Map<String, Value>,
     call_members: Map<String, Value>,
+    mistral_calls: bool,
 }
 
 #[derive(Deserialize)]
@@ -314,6 +323,7 @@ impl ChatDeviationRule {
         chat.members.extend(self.members.clone());
         chat.tool_members.extend(self.tool_members.clone());
         chat.call_members.extend(self.call_members.clone());
+        chat.mistral_calls |= self.mistral_calls;
     }
 }
 

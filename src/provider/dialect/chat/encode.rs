@@ -27,6 +27,9 @@ use crate::{
 /// Chat Completions, as stated in its error `string_above_max_length`.
 const ID_LIMIT: usize = 40;
 
+/// The assistant message between tool results and a user message, for models that require one.
+const AFTER_RESULTS: &str = "OK.";
+
 /// The wire format that supports the combinations of options that OpenAI's models reject in Chat Completions.
 const RESPONSES: &str = "the Responses wire format (`openai_responses`)";
 
@@ -243,12 +246,29 @@ impl<'a> ChatEncoder<'a> {
             }
         }
         self.end_user_message();
+        if self.chat.mistral_calls {
+            self.obey_mistral();
+        }
         let passing = end.map_or(0, |end| self.messages.len().saturating_sub(end));
         if self.chat.user_first && self.messages.get(start).is_some_and(|first| first["role"] == "assistant")
         {
             self.messages.insert(start, json!({"role": "user", "content": encoding::OPENING}));
         }
         Ok((std::mem::take(&mut self.messages), passing))
+    }
+
+    /// Shortens the ids of the calls, and separates results from user messages. Mistral's models otherwise refuse them.
+    fn obey_mistral(&mut self) {
+        for mut message in std::mem::take(&mut self.messages) {
+            let follows_result = self.messages.last().is_some_and(|last| last["role"] == "tool");
+            if message["role"] == "user" && follows_result {
+                self.messages.push(json!({"role": "assistant", "content": AFTER_RESULTS}));
+            }
+            let calls = message.get_mut("tool_calls").and_then(Value::as_array_mut);
+            calls.into_iter().flatten().filter_map(|call| call.get_mut("id")).for_each(shorten);
+            message.get_mut("tool_call_id").into_iter().for_each(shorten);
+            self.messages.push(message);
+        }
     }
 
     fn system(&mut self) {
@@ -471,6 +491,14 @@ fn call_id(id: &str) -> Cow<'_, str> {
         return Cow::Borrowed(id);
     }
     Cow::Owned(format!("call_{:016x}", hash(id)))
+}
+
+/// Replaces an id that does not have the form of Mistral's own ids. The same id gives the same result.
+fn shorten(id: &mut Value) {
+    let Some(text) = id.as_str() else { return };
+    if text.len() != 9 || !text.bytes().all(|byte| byte.is_ascii_alphanumeric()) {
+        *id = format!("{:09x}", hash(text) & 0xf_ffff_ffff).into();
+    }
 }
 
 /// Returns the content of a message, or `None` if all parts are blank. Content that consists only of text is returned

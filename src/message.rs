@@ -54,7 +54,9 @@ pub(crate) use estimate::text_tokens;
 pub(crate) use id::text_id;
 
 pub(crate) use content::{map_weight, member_weight, value_weight};
-pub(crate) use history::{answer_open_tool_uses, check_step};
+#[cfg(test)]
+pub(crate) use history::CHECKED;
+pub(crate) use history::{PathCheck, answer_open_tool_uses, check_step};
 pub(crate) use source::{SMALL, StoredAttachmentForm, in_form, share, shared, text_with_files};
 
 use std::{fmt, sync::Arc};

@@ -137,42 +137,51 @@ impl History {
         sent
     }
 
-    /// Checks that `message` may stand at `index`, if it is a compaction. The messages before it obey the law.
-    pub(super) fn check_compaction(&self, index: usize, message: &Message) -> Result<(), HistoryError> {
-        let Some(compaction) = &message.compaction else { return Ok(()) };
-        let covered = compaction.covered();
-        let mut sent = self.iter().take(index).skip(index.saturating_sub(covered));
-        let mut begins_with_results = || {
-            let first = sent.find(|message| message.compaction.is_none());
-            first.is_some_and(|first| compaction.is_summary && first.tool_results().next().is_some())
-        };
-        let problem = if message.role != Role::User || message.tool_results().next().is_some() {
-            "must be a user message without tool results"
-        } else if message.text().trim().is_empty() {
-            "has no text"
-        } else if covered > index {
-            "covers more messages than stand before it"
-        } else if !compaction.is_summary && covered < index {
-            "omits messages and has no summary"
-        } else if begins_with_results() {
-            "sends tool results without their tool uses"
-        } else {
-            return Ok(());
-        };
-        Err(HistoryError::Compaction { index, problem })
-    }
-
     /// Returns the history without the compactions that break the law.
     pub(super) fn with_lawful_compactions(&self) -> Self {
         let mut lawful = Self::new();
         for message in self {
-            let is_broken = message.compaction.is_some()
-                && (lawful.open_tool_uses().next().is_some()
-                    || lawful.check_compaction(lawful.len(), message).is_err());
+            let is_broken = message.compaction.as_deref().is_some_and(|compaction| {
+                let first_shown = |start| {
+                    let shown = lawful.iter().skip(start).find(|message| message.compaction.is_none());
+                    shown.map(|message| &**message)
+                };
+                lawful.open_tool_uses().next().is_some()
+                    || check_compaction(compaction, message, lawful.len(), first_shown).is_err()
+            });
             if !is_broken {
                 lawful.push(Arc::clone(message));
             }
         }
         lawful
     }
+}
+
+/// Checks that a compaction may stand at `index`. The messages before it obey the law. `first_shown` returns the first
+/// message before it that is not a compaction, from an index on.
+pub(super) fn check_compaction<'a>(
+    compaction: &Compaction,
+    message: &Message,
+    index: usize,
+    first_shown: impl FnOnce(usize) -> Option<&'a Message>,
+) -> Result<(), HistoryError> {
+    let covered = compaction.covered();
+    let begins_with_results = || {
+        let first = first_shown(index.saturating_sub(covered));
+        first.is_some_and(|first| compaction.is_summary && first.tool_results().next().is_some())
+    };
+    let problem = if message.role != Role::User || message.tool_results().next().is_some() {
+        "must be a user message without tool results"
+    } else if message.text().trim().is_empty() {
+        "has no text"
+    } else if covered > index {
+        "covers more messages than stand before it"
+    } else if !compaction.is_summary && covered < index {
+        "omits messages and has no summary"
+    } else if begins_with_results() {
+        "sends tool results without their tool uses"
+    } else {
+        return Ok(());
+    };
+    Err(HistoryError::Compaction { index, problem })
 }

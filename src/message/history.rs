@@ -11,7 +11,7 @@ use std::{
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-use super::{Blocks, Content, Message, Role, ToolResult, ToolUse, ToolUseId};
+use super::{Blocks, Content, Message, Role, ToolResult, ToolUse, ToolUseId, compaction::check_compaction};
 use crate::chunks::{ChunkedList, WIDTH};
 
 /// A sequence of shared messages. Cloning it is O(1) and extending it is amortized O(1), regardless of its length and
@@ -312,11 +312,8 @@ impl History {
 
     /// Checks the history law. If the last message is from the assistant, its tool uses may be open.
     pub(crate) fn check_pairs(&self) -> Result<(), HistoryError> {
-        let mut before = None;
-        self.iter().enumerate().try_for_each(|(index, message)| {
-            check_step(before.replace(&**message), message, index)?;
-            self.check_compaction(index, message)
-        })
+        let mut check = PathCheck::default();
+        self.iter().try_for_each(|message| check.push(message))
     }
 
     /// Iterates over the open tool uses. These are the tool uses of the last message, if that message is from the
@@ -459,6 +456,46 @@ fn pair(asking: Option<&Message>, answers: &[Arc<Message>]) -> Vec<Arc<Message>>
     paired
 }
 
+/// Checks the history law for the messages of a path one after another. The tool uses of the last message may be open.
+/// To check another branch, the last messages are taken back, so that each message of a tree is checked once.
+#[derive(Default)]
+pub(crate) struct PathCheck<'a> {
+    path: Vec<&'a Message>,
+    /// The indexes of the messages that are not compactions.
+    shown: Vec<usize>,
+}
+
+impl<'a> PathCheck<'a> {
+    /// Takes back all messages except the first `len`.
+    pub(crate) fn truncate(&mut self, len: usize) {
+        self.path.truncate(len);
+        self.shown.truncate(self.shown.partition_point(|index| *index < len));
+    }
+
+    /// Appends a message, if it obeys the law.
+    pub(crate) fn push(&mut self, message: &'a Message) -> Result<(), HistoryError> {
+        let index = self.path.len();
+        check_step(self.path.last().copied(), message, index)?;
+        if let Some(compaction) = message.compaction.as_deref() {
+            let first_shown = |start| {
+                let first = self.shown.get(self.shown.partition_point(|index| *index < start))?;
+                self.path.get(*first).copied()
+            };
+            check_compaction(compaction, message, index, first_shown)?;
+        } else {
+            self.shown.push(index);
+        }
+        self.path.push(message);
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+thread_local! {
+    /// The number of messages that this thread has checked.
+    pub(crate) static CHECKED: std::cell::Cell<usize> = const { std::cell::Cell::new(0) };
+}
+
 /// Checks the history law for the message at `index`, which follows the message `before`. The tool uses of the checked
 /// message may be open.
 pub(crate) fn check_step(
@@ -466,6 +503,8 @@ pub(crate) fn check_step(
     message: &Message,
     index: usize,
 ) -> Result<(), HistoryError> {
+    #[cfg(test)]
+    CHECKED.set(CHECKED.get() + 1);
     let role = message.role;
     if let Some(block) = message.content.iter().find_map(|block| misplaced(role, block)) {
         return Err(HistoryError::Misplaced { index, role, block });

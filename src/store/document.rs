@@ -1,6 +1,6 @@
 //! Exports a conversation to a readable JSON document, and imports such documents.
 
-use std::{collections::HashSet, sync::Arc};
+use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
@@ -9,9 +9,9 @@ use super::{
     transfer::{PortableConversation, put},
 };
 use crate::{
-    message::{History, UsageRow, check_step},
+    message::{HistoryError, PathCheck, UsageRow},
     run::Prompt,
-    tree::{Node, Tree},
+    tree::{Node, NodeId, Tree},
 };
 
 /// The latest version of the document format. Version 2 added the usage ledger. A document without a usage ledger has
@@ -198,30 +198,25 @@ fn read(text: &str) -> Result<ConversationDocument, StoreError> {
 /// Checks that in each path of a tree, the tool uses and the tool results match. Also checks that a conversation with
 /// the active path can be opened.
 fn check_law(tree: &Tree) -> Result<(), String> {
-    // The messages that a compaction covers depend on the whole path to it. The path to the last one contains the others.
-    let is_compaction = |node: &&Node| node.message().compaction.is_some();
-    let compactions: Vec<&Node> = tree.nodes().filter(is_compaction).collect();
-    let (mut last, mut others) = (HashSet::new(), HashSet::new());
-    for node in compactions.into_iter().rev() {
-        if !others.contains(&node.id()) {
-            last.insert(node.id());
-            others.extend(
-                tree.path_to(node.id()).unwrap_or_default().into_iter().filter(is_compaction).map(Node::id),
-            );
+    let mut path = PathCheck::default();
+    let mut broken: Option<(NodeId, HistoryError)> = None;
+    let mut next: Vec<(&Node, usize)> = tree.roots().map(|root| (root, 0)).collect();
+    while let Some((node, depth)) = next.pop() {
+        path.truncate(depth);
+        match path.push(node.message()) {
+            Ok(()) => {
+                let below = tree.children(node.id()).into_iter().flatten();
+                next.extend(below.map(|child| (child, depth + 1)));
+            }
+            // The first node in the document is reported.
+            Err(problem) if broken.as_ref().is_none_or(|(id, _)| node.id() < *id) => {
+                broken = Some((node.id(), problem));
+            }
+            Err(_) => {}
         }
     }
-    for node in tree.nodes() {
-        let parent = node.parent().and_then(|parent| tree.node(parent));
-        if last.contains(&node.id())
-            || check_step(parent.map(|parent| &**parent.message()), node.message(), 0).is_err()
-        {
-            // The path is checked again from the root, to find the number of the message.
-            let path = tree.path_to(node.id()).unwrap_or_default();
-            let history: History = path.into_iter().map(|node| Arc::clone(node.message())).collect();
-            if let Err(problem) = history.check_pairs() {
-                return Err(format!("node {}, on the path to it: {problem}", node.id()));
-            }
-        }
+    if let Some((id, problem)) = broken {
+        return Err(format!("node {id}, on the path to it: {problem}"));
     }
     match (tree.history().check(), tree.head()) {
         (Err(error), Some(head)) => Err(format!("node {head}, where the active path ends: {error}")),
@@ -240,5 +235,32 @@ async fn write(
     match put(store, &id, portable, options).await {
         Err(StoreError::Conflict { id, .. }) => Err(StoreError::AlreadyExists { id }),
         put => put.map(|_| id),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::message::{CHECKED, Compaction, CompactionTrigger, Message};
+
+    /// Otherwise, a document with many compactions at the end of a long path would keep the import busy for hours.
+    #[test]
+    fn check_of_a_tree_with_many_compactions_visits_each_node_a_few_times() {
+        const MANY: usize = 2_000;
+
+        let mut tree = Tree::new();
+        for _ in 0..MANY / 2 {
+            tree.push(Message::user("Hi"));
+            tree.push(Message::assistant("Hello."));
+        }
+        let end = tree.head().expect("a trunk");
+        for _ in 0..MANY {
+            tree.navigate(end).expect("the end of the trunk");
+            tree.push(Message::compaction("They met.", Compaction::new(CompactionTrigger::Request)));
+        }
+        let before = CHECKED.get();
+        check_law(&tree).expect("a lawful tree");
+        let visits = CHECKED.get() - before;
+        assert!(visits <= 4 * MANY, "{visits} visits of {} nodes", tree.len());
     }
 }

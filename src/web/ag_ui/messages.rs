@@ -2,6 +2,11 @@
 //!
 //! Each visible block of an answer is a message with its own id, `MESSAGE-INDEX`. Tool uses that follow each other
 //! directly share one message, which has the id of the first tool use's block. The events of a stream use the same ids.
+//!
+//! A client finds a tool call by its id alone, but some services number their calls anew in each answer. So a tool use
+//! whose id an earlier answer contains is the call `ID~MESSAGE`.
+
+use std::collections::HashMap;
 
 use serde_json::{Map, Value, json};
 
@@ -10,6 +15,7 @@ use super::{
     frame::{AgUiContent, AgUiMedia, AgUiMessage, AgUiPart, AgUiSource, AgUiToolCall},
 };
 use crate::{
+    agent::Snapshot,
     message::{
         Attachment, Content, Message, MessageId, ResultBlock, Role, Source, ToolResult, ToolUse, ToolUseId,
     },
@@ -80,9 +86,48 @@ pub(super) fn block_id(message: &impl std::fmt::Display, index: usize) -> String
     format!("{message}-{index}")
 }
 
-/// Returns the id of the message with the result of a tool use.
-pub(super) fn result_id(tool_use: &ToolUseId) -> String {
-    format!("{tool_use}-result")
+/// Returns the id of the message with the result of a tool call.
+pub(super) fn result_id(call: &str) -> String {
+    format!("{call}-result")
+}
+
+/// Returns the id of the call for a tool use in `message`, if an earlier message contains the same id.
+fn repeated_call(tool_use: &ToolUseId, message: &str) -> String {
+    format!("{tool_use}~{message}")
+}
+
+/// Returns the id of the tool use of a call.
+pub(super) fn used_by(call: &str) -> ToolUseId {
+    ToolUseId::new(call.rsplit_once('~').map_or(call, |(tool_use, _)| tool_use))
+}
+
+fn uses(message: &Message, id: &ToolUseId) -> bool {
+    message.tool_uses().any(|tool_use| tool_use.id == *id)
+}
+
+/// Returns the id of the call for a tool use in this answer.
+pub(super) fn call_of(agent: &Snapshot, answer: &MessageId, id: &ToolUseId) -> String {
+    let mut earlier = agent.messages().take_while(|message| message.id.as_ref() != Some(answer));
+    if earlier.any(|message| uses(message, id)) {
+        repeated_call(id, &answer.to_string())
+    } else {
+        id.to_string()
+    }
+}
+
+/// Returns the id of the newest call for a tool use with this id.
+pub(super) fn newest_call_of(agent: &Snapshot, id: &ToolUseId) -> String {
+    let messages = (1..).zip(agent.messages()).filter(|(_, message)| uses(message, id));
+    let mut messages = messages.map(|(number, message)| message_id(message, number));
+    match (messages.next(), messages.last()) {
+        (_, Some(newest)) => repeated_call(id, &newest),
+        (_, None) => id.to_string(),
+    }
+}
+
+/// Returns the id of the message with this number in the conversation.
+fn message_id(message: &Message, number: usize) -> String {
+    message.id.as_ref().map_or_else(|| format!("message-{number}"), MessageId::to_string)
 }
 
 /// Returns the content of a message with a result, and the data that marks an error. `block` is the id of the stored
@@ -141,11 +186,13 @@ pub(super) struct AgUiMessages<'a> {
     list: Vec<AgUiMessage>,
     /// The number of messages so far, from which the ids of messages without an id are made.
     count: usize,
+    /// The id of the newest call for each tool use.
+    calls: HashMap<ToolUseId, String>,
 }
 
 impl<'a> AgUiMessages<'a> {
     pub(super) fn new(level: AgUiVersion, files: &'a ClientFileForm) -> Self {
-        Self { level, files, list: Vec::new(), count: 0 }
+        Self { level, files, list: Vec::new(), count: 0, calls: HashMap::new() }
     }
 
     /// Returns all messages of the path and of the turn in flight, with the answer that is being streamed, and the newest
@@ -184,7 +231,7 @@ impl<'a> AgUiMessages<'a> {
         if message.compaction.is_some() {
             return;
         }
-        let id = message.id.as_ref().map_or_else(|| format!("message-{}", self.count), MessageId::to_string);
+        let id = message_id(message, self.count);
         match message.role {
             Role::Assistant => {
                 let blocks = message.content.iter().map(|block| (block, None));
@@ -217,7 +264,13 @@ impl<'a> AgUiMessages<'a> {
                 }
                 Content::ToolUse(tool_use) => {
                     let arguments = raw.map_or_else(|| arguments(tool_use), str::to_owned);
-                    let call = AgUiToolCall::new(tool_use.id.to_string(), tool_use.name.clone(), arguments);
+                    let call = if self.calls.contains_key(&tool_use.id) {
+                        repeated_call(&tool_use.id, message)
+                    } else {
+                        tool_use.id.to_string()
+                    };
+                    self.calls.insert(tool_use.id.clone(), call.clone());
+                    let call = AgUiToolCall::new(call, tool_use.name.clone(), arguments);
                     match self.list.last_mut() {
                         Some(AgUiMessage::Assistant { tool_calls, .. }) if follows_tool_use => {
                             tool_calls.push(call);
@@ -263,7 +316,8 @@ impl<'a> AgUiMessages<'a> {
     /// Adds a result where the client puts it: behind the message with the tool call, and behind the other results for
     /// that message.
     fn push_result(&mut self, tool_result: &ToolResult, block: Option<(&str, usize)>) {
-        let tool_call_id = tool_result.tool_use_id.to_string();
+        let tool_use = &tool_result.tool_use_id;
+        let tool_call_id = self.calls.get(tool_use).cloned().unwrap_or_else(|| tool_use.to_string());
         let owner = self
             .list
             .iter()
@@ -273,7 +327,7 @@ impl<'a> AgUiMessages<'a> {
             place += 1;
         }
         let (content, metadata) = result(tool_result, block, self.level, self.files);
-        let id = result_id(&tool_result.tool_use_id);
+        let id = result_id(&tool_call_id);
         self.list.insert(place, AgUiMessage::Tool { id, tool_call_id, content, metadata });
     }
 }

@@ -6,7 +6,10 @@ use axum::http::StatusCode;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
-use super::AgUiVersion;
+use super::{
+    AgUiVersion,
+    messages::{newest_call_of, used_by},
+};
 use crate::{
     agent::Status,
     message::{Attachment, Blocks, Content, MessageId, Text, ToolResult, ToolUse, ToolUseId},
@@ -157,8 +160,9 @@ impl AgUiInput {
     /// Returns the posted results of the tool uses that the last turn has left open.
     fn results(&self, view: &SessionSnapshot) -> Result<Vec<Content>, Problem> {
         let result = |tool_use: &ToolUse| {
+            let call = newest_call_of(&view.agent, &tool_use.id);
             let answers = |message: &&AgUiPostedMessage| {
-                message.role == "tool" && message.tool_call_id.as_deref() == Some(tool_use.id.as_str())
+                message.role == "tool" && message.tool_call_id.as_deref() == Some(&*call)
             };
             self.messages.iter().rev().find(answers).map(|message| message.result(tool_use))
         };
@@ -268,7 +272,7 @@ impl AgUiPostedMessage {
             "assistant" | "reasoning" => {
                 Some(MessageRef::Message(MessageId::new(self.id.rsplit_once('-')?.0)))
             }
-            "tool" => self.tool_call_id.as_deref().map(|id| MessageRef::Result(ToolUseId::new(id))),
+            "tool" => self.tool_call_id.as_deref().map(|call| MessageRef::Result(used_by(call))),
             _ => None,
         }
     }

@@ -13,7 +13,7 @@ use super::{
         AgUiVersion, FILE, PROGRESS,
         frame::{AgUiFrame, AgUiMessage, AgUiOutcome, AgUiUsage},
         interrupts::interrupts,
-        messages::{AgUiMessages, MAX_TEXT, arguments, block_id, result, result_id},
+        messages::{AgUiMessages, MAX_TEXT, arguments, block_id, call_of, newest_call_of, result, result_id},
     },
     AgUiRun, LOST, is_lost, omni,
 };
@@ -77,7 +77,13 @@ struct AgUiBlock {
 enum AgUiBlockKind {
     Text,
     Reasoning,
-    Call { id: String, name: String, has_input: bool },
+    /// `id` is the id of the call, which differs from the id of the tool use if the conversation contains that id twice.
+    Call {
+        tool_use: ToolUseId,
+        id: String,
+        name: String,
+        has_input: bool,
+    },
     File,
 }
 
@@ -280,7 +286,7 @@ impl AgUiWriter {
                 (self.answer, self.step) = (answer.cloned(), Some(step));
                 self.send([AgUiFrame::StepStarted { step_name: step_name(step) }]);
             }
-            RunProgress::Block { index, content, new, ended } => self.block(index, content, new, ended),
+            RunProgress::Block { index, content, new, ended } => self.block(index, content, new, ended, view),
             RunProgress::Answer(message) => {
                 self.close_blocks();
                 if self.list != AgUiMessagesToSend::None {
@@ -290,11 +296,12 @@ impl AgUiWriter {
                 }
             }
             RunProgress::Tool { id, change: ToolChange::Progress(data) } => {
-                let mut content = json!({ "toolCallId": id });
+                let call = self.call(id);
+                let mut content = json!({ "toolCallId": call });
                 if value_weight(data) <= MAX_PROGRESS {
                     content["data"] = data.clone();
                 }
-                let message_id = format!("{id}-progress");
+                let message_id = format!("{call}-progress");
                 self.send([activity(message_id, PROGRESS, content)]);
             }
             // A result with a large file is sent later, because the file's address contains the id of the message with
@@ -383,13 +390,21 @@ impl AgUiWriter {
     fn result(&mut self, tool_result: &ToolResult, block: Option<(&str, usize)>) {
         let (content, metadata) = result(tool_result, block, self.run.level, &self.run.files);
         self.results.insert(tool_result.tool_use_id.clone());
+        let call = self.call(&tool_result.tool_use_id);
         self.send([AgUiFrame::ToolCallResult {
-            message_id: result_id(&tool_result.tool_use_id),
-            tool_call_id: tool_result.tool_use_id.to_string(),
+            message_id: result_id(&call),
+            tool_call_id: call,
             content,
             role: "tool",
             metadata,
         }]);
+    }
+
+    /// Returns the id of the call for a tool use of the last answer.
+    fn call(&self, tool_use: &ToolUseId) -> String {
+        let mut calls = self.blocks.values().filter_map(AgUiBlock::call);
+        let call = calls.find_map(|(own, call)| (own == tool_use).then(|| call.to_owned()));
+        call.unwrap_or_else(|| tool_use.to_string())
     }
 
     // ---- the list ----
@@ -463,7 +478,7 @@ impl AgUiWriter {
 
     // ---- blocks ----
 
-    fn block(&mut self, index: usize, content: &Content, new: &str, ended: bool) {
+    fn block(&mut self, index: usize, content: &Content, new: &str, ended: bool, view: &SessionSnapshot) {
         let Some(answer) = &self.answer else { return };
         let is_new = !self.blocks.contains_key(&index);
         if is_new {
@@ -472,8 +487,8 @@ impl AgUiWriter {
                 Content::Text(_) if !new.is_empty() => AgUiBlockKind::Text,
                 Content::Thinking(_) if !new.is_empty() => AgUiBlockKind::Reasoning,
                 Content::ToolUse(tool_use) => {
-                    let (id, name) = (tool_use.id.to_string(), tool_use.name.clone());
-                    AgUiBlockKind::Call { id, name, has_input: false }
+                    let (id, name) = (call_of(&view.agent, answer, &tool_use.id), tool_use.name.clone());
+                    AgUiBlockKind::Call { tool_use: tool_use.id.clone(), id, name, has_input: false }
                 }
                 Content::Attachment(_) => AgUiBlockKind::File,
                 _ => return,
@@ -578,7 +593,8 @@ impl AgUiWriter {
             RunOutcome::Stopped { .. } => {
                 let uses = last.into_iter().flat_map(Message::tool_uses);
                 let open = uses.filter(|tool_use| tool_use.decided.is_none());
-                let pending_tool_call_ids = open.map(|tool_use| tool_use.id.to_string()).collect();
+                let pending_tool_call_ids =
+                    open.map(|tool_use| newest_call_of(&view.agent, &tool_use.id)).collect();
                 AgUiOutcome::Success { pending_tool_call_ids }
             }
         };
@@ -625,13 +641,18 @@ impl AgUiWriter {
 }
 
 impl AgUiBlock {
-    /// Returns the ids of the message and of the tool call.
-    fn ids(&self) -> impl Iterator<Item = &str> {
-        let call = match &self.kind {
-            AgUiBlockKind::Call { id, .. } => Some(id.as_str()),
+    /// Returns the ids of the tool use and of its call.
+    fn call(&self) -> Option<(&ToolUseId, &str)> {
+        match &self.kind {
+            AgUiBlockKind::Call { tool_use, id, .. } => Some((tool_use, id.as_str())),
             _ => None,
-        };
-        call.into_iter().chain([self.message.as_str()])
+        }
+    }
+
+    /// Returns the ids of the message and of the tool use.
+    fn ids(&self) -> impl Iterator<Item = &str> {
+        let tool_use = self.call().map(|(tool_use, _)| tool_use.as_str());
+        tool_use.into_iter().chain([self.message.as_str()])
     }
 
     /// Returns the frames that open the block, add this text or input, and close the block. Each frame fits its limit.

@@ -38,6 +38,8 @@ enum Stop {
 struct Script {
     steps: Vec<Vec<Block>>,
     fails: bool,
+    /// Whether the calls are numbered anew in each answer.
+    repeats_ids: bool,
     stop: Stop,
 }
 
@@ -57,8 +59,13 @@ fn script() -> impl Strategy<Value = Script> {
         1 => (0..40_usize).prop_map(Stop::Interrupt),
         1 => (0..40_usize).prop_map(Stop::Cancel),
     ];
-    (prop::collection::vec(prop::collection::vec(block(), 0..5), 1..4), any::<bool>(), stop)
-        .prop_map(|(steps, fails, stop)| Script { steps, fails, stop })
+    let steps = prop::collection::vec(prop::collection::vec(block(), 0..5), 1..4);
+    (steps, any::<bool>(), any::<bool>(), stop).prop_map(|(steps, fails, repeats_ids, stop)| Script {
+        steps,
+        fails,
+        repeats_ids,
+        stop,
+    })
 }
 
 fn steps(script: &Script) -> Vec<Step> {
@@ -66,6 +73,9 @@ fn steps(script: &Script) -> Vec<Step> {
     let mut steps = Vec::new();
     for (at, blocks) in script.steps.iter().enumerate() {
         let mut step = Step::new();
+        if script.repeats_ids {
+            count = 0;
+        }
         for block in blocks {
             count += 1;
             step = match block {
@@ -227,7 +237,7 @@ fn client_that_misses_any_events_of_a_run_with_approvals_sees_its_messages() {
     let tool = |name, is_raw| Block::Tool { name, is_raw };
     let uses = vec![text("ab"), tool("ask", false), tool("add", true), tool("ask", false), text("c")];
     let steps = vec![uses, vec![Block::Thinking("d".to_owned()), text("ef"), tool("add", false)]];
-    check_each_gap(&Script { steps, fails: false, stop: Stop::No });
+    check_each_gap(&Script { steps, fails: false, repeats_ids: true, stop: Stop::No });
 }
 
 #[test]
@@ -239,8 +249,8 @@ fn client_of_an_answer_that_loses_blocks_sees_the_others_in_their_order() {
     let empty = vec![text(&[]), thinking(), text(&["a"])];
     let cut = vec![text(&["a"]), thinking(), tool];
     for (blocks, fails) in [(empty.clone(), false), (empty, true), (cut, true)] {
-        check_each_gap(&Script { steps: vec![blocks.clone()], fails, stop: Stop::No });
-        check(&Script { steps: vec![blocks], fails, stop: Stop::No }, &[]);
+        check_each_gap(&Script { steps: vec![blocks.clone()], fails, repeats_ids: false, stop: Stop::No });
+        check(&Script { steps: vec![blocks], fails, repeats_ids: false, stop: Stop::No }, &[]);
     }
 }
 

@@ -637,6 +637,64 @@ async fn client_tools_are_open_calls_and_their_results_a_prompt() {
     }
 }
 
+/// Asserts that each call has another id, that the inputs of the calls are these, and that each call has a result.
+fn check_calls(rig: &Rig, inputs: &[&str]) {
+    let messages = &rig.client.messages;
+    let calls: Vec<_> =
+        messages.iter().filter_map(|message| message["toolCalls"].as_array()).flatten().collect();
+    let shown: Vec<_> = calls.iter().map(|call| call["function"]["arguments"].as_str().unwrap()).collect();
+    assert_eq!(shown, inputs);
+    for (number, call) in calls.iter().enumerate() {
+        assert!(calls[..number].iter().all(|other| other["id"] != call["id"]), "{calls:?}");
+        let results = messages.iter().filter(|message| message["toolCallId"] == call["id"]);
+        let results: Vec<_> = results.filter(|message| message["role"] == "tool").collect();
+        let [result] = results[..] else { panic!("{results:?}") };
+        assert!(result["content"].as_str().unwrap().contains(inputs[number]), "{result}");
+    }
+}
+
+/// Some services number their calls anew in each answer.
+#[tokio::test(start_paused = true)]
+async fn calls_with_the_same_id_in_several_answers_stay_apart() {
+    for level in LEVELS {
+        let step = |tool: &str, n: u8| Step::tool_use("a", tool, json!({ "n": n }));
+        let steps = [
+            step("add", 1),
+            step("add", 2),
+            Step::text("Done."),
+            step("add", 3),
+            step("ask", 4),
+            step("show", 5),
+            Step::text("Shown."),
+        ];
+        let mut rig = Rig::new(level, steps).await;
+        rig.say("Hi").await;
+        check_calls(&rig, &[r#"{"n":1}"#, r#"{"n":2}"#]);
+        rig.check_messages().await;
+
+        rig.say("More").await;
+        rig.check_messages().await;
+        let [interrupt] = &rig.client.interrupts[..] else { panic!("{:?}", rig.client.interrupts) };
+        let calls = rig.client.messages.iter().filter_map(|message| message["toolCalls"].as_array());
+        assert_eq!(interrupt["toolCallId"], calls.flatten().last().unwrap()["id"]);
+        let answer =
+            json!({ "interruptId": interrupt["id"], "status": "resolved", "payload": { "approved": true } });
+        let frames = rig.resume(json!([answer])).await;
+        let calls = rig.client.messages.iter().filter_map(|message| message["toolCalls"].as_array());
+        let open = calls.flatten().last().unwrap()["id"].clone();
+        if level == AgUiVersion::V1 {
+            assert_eq!(last(&frames)["outcome"]["pendingToolCallIds"], json!([open]));
+        }
+        let result =
+            json!({ "id": "mine", "role": "tool", "toolCallId": open, "content": r#"{"n":5} seen"# });
+        rig.client.messages.push(result);
+        rig.run(json!({})).await;
+        rig.check_messages().await;
+        let inputs = [1, 2, 3, 4, 5].map(|n| format!(r#"{{"n":{n}}}"#));
+        check_calls(&rig, &inputs.each_ref().map(String::as_str));
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn file_of_an_answer_is_an_activity() {
     for level in LEVELS {

@@ -145,6 +145,20 @@ impl ToolSet {
         Ok((&**tool, limits))
     }
 
+    /// Returns the error result of a tool use whose input its tool does not accept. Returns `None` if there is no such
+    /// tool, if the tool has no handler, or if one of its methods panics.
+    pub(crate) fn refused_input(&self, tool_use: &ToolUse) -> Option<ToolResult> {
+        let name = &tool_use.name;
+        let refused = contained(|| {
+            let tool = self.get(name).filter(|tool| tool.has_handler())?;
+            match &tool_use.malformed {
+                Some(raw) => Some(malformed(name, raw)),
+                None => check_input(&**tool, name, &tool_use.input).err(),
+            }
+        });
+        Some(ToolResult::error(tool_use, refused.ok().flatten()?))
+    }
+
     fn no_such_tool(&self, name: &str) -> String {
         const SHOWN: usize = 50;
         let name = clip(name, 200);

@@ -60,7 +60,12 @@ impl AgentCore {
         let Some(tool_use) = tools.next() else {
             unreachable!("a decision was requested, so a tool use has none yet");
         };
-        let answer = answer(decision, tool_use, &turn, cx);
+        // A person can't usefully approve a call that its tool refuses. The model gets the reason at once.
+        let waits = decision == ToolDecision::Execute && cx.requires_approval(&tool_use.name);
+        let answer = match waits.then(|| cx.tools.refused_input(tool_use)).flatten() {
+            Some(result) => DecisionOrPause::Decided(Decision::Provide(result), None),
+            None => answer(decision, tool_use, &turn, cx),
+        };
         tools.answers.push(answer);
         self.decide_next(turn, tools, cx);
     }

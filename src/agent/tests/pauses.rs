@@ -114,6 +114,35 @@ async fn pauses_of_one_step_are_decided_in_any_order() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn use_that_needs_an_approval_and_has_an_unusable_input_fails_without_a_pause() {
+    #[derive(serde::Deserialize, schemars::JsonSchema)]
+    struct City {
+        city: String,
+    }
+    let unusable = || {
+        let step = Step::new().then_raw_tool_use("torn", "move", &["{\"city\": \"Os"]);
+        step.then_tool_use("invalid", "move", json!({ "town": "Oslo" }))
+    };
+    let usable = unusable().then_tool_use("valid", "move", json!({ "city": "Oslo" })).stop();
+    let (provider, builder) = scripted([unusable().stop(), usable, Step::text("Done.")]);
+    let tool = tool_fn("move", "Moves.", |City { city }: City, _| async move { Ok(format!("to {city}")) });
+    let mut agent = Watched::start(builder.tool(tool.needs_approval())).await;
+    agent.agent.prompt("Go").await.unwrap();
+    let events = tokio::time::timeout(LIMIT, agent.until("pause(valid)")).await.unwrap();
+    assert_eq!(pauses(&events).iter().map(|pause| pause.tool_use.id.as_str()).collect::<Vec<_>>(), ["valid"]);
+    agent.agent.resume("valid", Decision::Execute).await.unwrap();
+    agent.end().await;
+    for (request, count) in [(1, 2), (2, 3)] {
+        let results: Vec<_> =
+            provider.requests()[request].history.last().unwrap().tool_results().cloned().collect();
+        assert_eq!(results.len(), count);
+        assert!(results[0].is_error && results[0].text().contains("JSON"), "{results:?}");
+        assert!(results[1].is_error && results[1].text().contains("does not fit its schema"), "{results:?}");
+        assert!(results[2..].iter().all(|result| result.text() == "to Oslo"), "{results:?}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn resume_of_a_decided_use_is_stale_and_lists_the_waiting_uses() {
     let (mut agent, _, _) = agent_with(pausing_all()).await;
     agent.agent.prompt("Go").await.unwrap();

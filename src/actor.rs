@@ -25,19 +25,19 @@ use crate::subscription::{End, EndReason};
 /// The end of an actor, as its handles see it. The reason is available as soon as the actor accepts no more commands,
 /// and the complete [`End`] afterwards.
 #[derive(Debug)]
-pub(crate) struct Termination<S> {
+pub(crate) struct ActorTermination<S> {
     closing: OnceLock<EndReason>,
     end: OnceLock<End<S>>,
     ended: Notify,
 }
 
-impl<S> Default for Termination<S> {
+impl<S> Default for ActorTermination<S> {
     fn default() -> Self {
         Self { closing: OnceLock::new(), end: OnceLock::new(), ended: Notify::new() }
     }
 }
 
-impl<S> Termination<S> {
+impl<S> ActorTermination<S> {
     /// Returns the end of the actor, if it has ended.
     pub(crate) fn end(&self) -> Option<&End<S>> {
         self.end.get()
@@ -118,7 +118,7 @@ impl TaskWakeSignal {
 /// actor no longer replies.
 pub(crate) async fn call_weakly<C, T, S>(
     commands: Option<mpsc::Sender<C>>,
-    termination: &Termination<S>,
+    termination: &ActorTermination<S>,
     command: impl FnOnce(oneshot::Sender<T>) -> C,
 ) -> Option<T> {
     let (reply, mut answer) = oneshot::channel();

@@ -116,26 +116,28 @@ use std::{
 #[cfg(test)]
 pub(crate) use self::core::simulation::process;
 pub(crate) use self::core::{ResumeDecisions, check_decisions};
-pub(crate) use admission::{Admission, RequestPermit};
+pub(crate) use admission::{RequestConcurrencyLimiter, RequestPermit};
 use async_trait::async_trait;
 pub use backup::{BackupCause, BackupModel};
 pub use builder::AgentBuilder;
 pub use callbacks::{AgentCallbacks, ErrorDecision, ToolDecision, TurnDecision};
-pub(crate) use command::StopPolicy;
-use command::{AgentCommand, AgentReplyTx, StopAgent};
-pub(crate) use compaction::ResolvedCompaction;
+pub(crate) use command::AgentStopTurnPolicy;
+use command::{AgentCommand, AgentReplyTx, StopAgentCommand};
+pub(crate) use compaction::ResolvedCompactionPolicy;
 pub use compaction::{Compact, CompactHow, CompactionPolicy};
-pub(crate) use delegation::{NewSubAgent, ParentCall, RunningSubAgent, SubAgentHost, SubAgentTerminator};
+pub(crate) use delegation::{
+    NewSubAgent, ParentCall, RunningSubAgent, SubAgentSessionOpener, SubAgentTerminator,
+};
 pub use durable::{Durable, OnUncertain, RecordedStage, Recover, Recovery, RecoveryDecision, UncertainUse};
 pub(crate) use durable::{
-    MAX_LIVES, NumberedRecord, RECORD_DELAY, StoredRecordNumber, TurnInFlight, UnreadableTurn,
+    LastStoredRecordNumber, MAX_LIVES, RECORD_DELAY, RecordToStore, TurnInFlight, UnreadableTurnReason,
 };
 
 pub use event::{Event, Status};
 pub use follow::{Follow, FollowFrom, FollowTarget, RunProgress, ToolChange};
-pub(crate) use owner::{AgentPosition, AskResponseTx, FirstMessage, HistoryOwner};
+pub(crate) use owner::{AskResponseTx, FirstMessageOfRun, HistoryOwnerHandle, LatestEventAndStatus};
 pub use request::RunRequest;
-pub(crate) use request::{RunTarget, RunToFollow};
+pub(crate) use request::{ExistingOrNewRun, RunStarter};
 pub(crate) use running::RunCommands;
 pub use running::{Pause, RunStep, Running};
 use schemars::JsonSchema;
@@ -144,7 +146,7 @@ pub use snapshot::{Snapshot, ToolRun};
 pub use state::{Config, State, StateEdit, StateView};
 pub use sub_agent::SubAgent;
 use task::AgentShared;
-pub(crate) use task::OwnerLink;
+pub(crate) use task::OwningSession;
 pub use text::TextDeltas;
 use tokio::sync::mpsc;
 
@@ -155,7 +157,7 @@ use crate::{
         Accepted, Decided, Error, ErrorKind, Failure, KnownPrompt, Next, PendingUse, Prompt, PromptId,
         PromptState, Response, RunAt, RunEnd, RunOutcome, RunSpec, TurnRecord,
     },
-    subscription::{End, EventId, Numbered, SnapshotSource, Subscription, SubscriptionStart},
+    subscription::{End, EventId, Numbered, Subscription, SubscriptionSource, SubscriptionStart},
     telemetry::CallerSpan,
     tool::Decision,
 };
@@ -218,7 +220,7 @@ pub(crate) struct CommitItem {
     /// settings.
     pub(crate) settings: Option<Arc<Prompt>>,
     /// The state of the turn in flight to store, after the input that has emitted the event.
-    pub(crate) record: Option<Arc<NumberedRecord>>,
+    pub(crate) record: Option<Arc<RecordToStore>>,
 }
 
 /// A snapshot of an agent and the events that follow it.
@@ -517,7 +519,7 @@ impl Agent {
     ///
     /// Returns [`ErrorKind::Ended`] if the agent has ended.
     pub async fn follow(&self, target: FollowTarget) -> Result<Running, Error> {
-        RunTarget::follow(self, RunToFollow::Existing(target)).await
+        RunStarter::follow(self, ExistingOrNewRun::Existing(target)).await
     }
 
     /// Resumes a subscription after `last`, the last event that the subscriber saw. If the missed events are still
@@ -571,7 +573,7 @@ impl Agent {
     /// Returns [`ErrorKind::Deadline`] if something was cut off. The error lists the tools that are still running. The
     /// agent has ended nevertheless.
     pub async fn stop(&self, deadline: Duration) -> Result<(), Error> {
-        self.end_within(deadline, StopPolicy::Keep).await
+        self.end_within(deadline, AgentStopTurnPolicy::Keep).await
     }
 
     /// Ends the agent as [`stop`](Agent::stop) does, but [cancels](Agent::cancel) a run in flight. The history is then
@@ -582,11 +584,15 @@ impl Agent {
     ///
     /// Returns the errors of [`stop`](Agent::stop).
     pub async fn stop_discarding(&self, deadline: Duration) -> Result<(), Error> {
-        self.end_within(deadline, StopPolicy::Discard).await
+        self.end_within(deadline, AgentStopTurnPolicy::Discard).await
     }
 
-    pub(crate) async fn end_within(&self, deadline: Duration, in_flight: StopPolicy) -> Result<(), Error> {
-        let stop = |reply| AgentCommand::Stop(StopAgent { deadline, in_flight, reply });
+    pub(crate) async fn end_within(
+        &self,
+        deadline: Duration,
+        in_flight: AgentStopTurnPolicy,
+    ) -> Result<(), Error> {
+        let stop = |reply| AgentCommand::Stop(StopAgentCommand { deadline, in_flight, reply });
         match self.call(stop).await {
             Ok(stopped) => stopped,
             Err(_) => self.shared.cut_off.get().map_or(Ok(()), |error| Err(error.clone())),
@@ -629,7 +635,7 @@ impl Agent {
 }
 
 #[async_trait]
-impl RunTarget for Agent {
+impl RunStarter for Agent {
     async fn start(&self, spec: RunSpec) -> Result<Accepted, Error> {
         let (prompt, caller) = (at_head(spec)?, CallerSpan::current());
         self.call(|reply| AgentCommand::Prompt(prompt, caller, reply)).await?
@@ -640,7 +646,7 @@ impl RunTarget for Agent {
         self.call(|reply| AgentCommand::Ask(prompt, caller, reply)).await?
     }
 
-    async fn follow(&self, run: RunToFollow) -> Result<Running, Error> {
+    async fn follow(&self, run: ExistingOrNewRun) -> Result<Running, Error> {
         let mut updates = self.subscribe().await?;
         let (run, is_known) = run.start(self).await?;
         if is_known {
@@ -693,7 +699,7 @@ impl WeakAgent {
     }
 }
 
-impl SnapshotSource<Snapshot, Event> for WeakAgent {
+impl SubscriptionSource<Snapshot, Event> for WeakAgent {
     fn attach(
         &self,
         after: Option<EventId>,

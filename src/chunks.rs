@@ -12,7 +12,7 @@ const BITS: u32 = 5;
 // a clone copies no branches. An empty sequence allocates no memory.
 pub(crate) struct ChunkedList<T> {
     /// The trie of the full leaves, in an `Arc`, so that an empty sequence is small.
-    root: Option<Arc<ChunkNode<T>>>,
+    root: Option<Arc<ChunkTrieNode<T>>>,
     tail: Option<Arc<Vec<T>>>,
     len: usize,
     /// The number of branch levels above the leaves in `root`.
@@ -22,12 +22,12 @@ pub(crate) struct ChunkedList<T> {
 }
 
 /// The variants hold slices instead of vectors, so that the content is one pointer away.
-enum ChunkNode<T> {
-    Branch(Arc<[ChunkNode<T>]>),
+enum ChunkTrieNode<T> {
+    Branch(Arc<[ChunkTrieNode<T>]>),
     Leaf(Arc<[T]>),
 }
 
-impl<T> Clone for ChunkNode<T> {
+impl<T> Clone for ChunkTrieNode<T> {
     fn clone(&self) -> Self {
         match self {
             Self::Branch(children) => Self::Branch(Arc::clone(children)),
@@ -91,11 +91,11 @@ impl<T> ChunkedList<T> {
         let mut level = self.height;
         loop {
             match tier {
-                Some(ChunkNode::Branch(children)) => {
+                Some(ChunkTrieNode::Branch(children)) => {
                     tier = children.get(child(index, level));
                     level -= 1;
                 }
-                Some(ChunkNode::Leaf(values)) => return values,
+                Some(ChunkTrieNode::Leaf(values)) => return values,
                 None => return &[],
             }
         }
@@ -112,7 +112,7 @@ impl<T> ChunkedList<T> {
         if let (Some(mut now), Some(before)) = (self.root.as_deref(), earlier.root.as_deref()) {
             // When a sequence grows by a level, the old root becomes the first child of the new root.
             for _ in earlier.height..self.height {
-                if let ChunkNode::Branch(children) = now {
+                if let ChunkTrieNode::Branch(children) = now {
                     now = &children[0];
                 }
             }
@@ -127,19 +127,19 @@ impl<T> ChunkedList<T> {
 }
 
 fn differing<'a, T>(
-    now: &'a ChunkNode<T>,
-    before: &'a ChunkNode<T>,
+    now: &'a ChunkTrieNode<T>,
+    before: &'a ChunkTrieNode<T>,
     first: usize,
     height: u32,
     visit: &mut impl FnMut(usize, &'a [T], &'a [T]),
 ) {
     match (now, before) {
-        (ChunkNode::Branch(now), ChunkNode::Branch(before)) if !Arc::ptr_eq(now, before) => {
+        (ChunkTrieNode::Branch(now), ChunkTrieNode::Branch(before)) if !Arc::ptr_eq(now, before) => {
             for (child, (now, before)) in now.iter().zip(before.iter()).enumerate() {
                 differing(now, before, first + (child << (height * BITS)), height - 1, visit);
             }
         }
-        (ChunkNode::Leaf(now), ChunkNode::Leaf(before)) if !Arc::ptr_eq(now, before) => {
+        (ChunkTrieNode::Leaf(now), ChunkTrieNode::Leaf(before)) if !Arc::ptr_eq(now, before) => {
             visit(first, now, before);
         }
         _ => {}
@@ -159,7 +159,7 @@ impl<T: Clone> ChunkedList<T> {
         let tail = Arc::make_mut(tail);
         tail.push(value);
         if tail.len() == WIDTH {
-            let leaf = ChunkNode::Leaf(std::mem::take(tail).into());
+            let leaf = ChunkTrieNode::Leaf(std::mem::take(tail).into());
             self.tail = None;
             self.push_leaf(leaf);
         }
@@ -167,7 +167,7 @@ impl<T: Clone> ChunkedList<T> {
     }
 
     /// Adds a full leaf after the leaves in `root`.
-    fn push_leaf(&mut self, leaf: ChunkNode<T>) {
+    fn push_leaf(&mut self, leaf: ChunkTrieNode<T>) {
         let index = self.len / WIDTH;
         self.root = Some(Arc::new(match self.root.as_deref() {
             None => leaf,
@@ -175,7 +175,7 @@ impl<T: Clone> ChunkedList<T> {
             Some(root) => {
                 let next = chain(leaf, self.height);
                 self.height += 1;
-                ChunkNode::Branch([root.clone(), next].into())
+                ChunkTrieNode::Branch([root.clone(), next].into())
             }
         }));
     }
@@ -191,8 +191,10 @@ impl<T: Clone> ChunkedList<T> {
         let mut level = self.height;
         loop {
             match tier {
-                ChunkNode::Branch(children) => tier = Arc::make_mut(children).get_mut(child(leaf, level))?,
-                ChunkNode::Leaf(values) => return Arc::make_mut(values).get_mut(index % WIDTH),
+                ChunkTrieNode::Branch(children) => {
+                    tier = Arc::make_mut(children).get_mut(child(leaf, level))?;
+                }
+                ChunkTrieNode::Leaf(values) => return Arc::make_mut(values).get_mut(index % WIDTH),
             }
             level -= 1;
         }
@@ -200,14 +202,19 @@ impl<T: Clone> ChunkedList<T> {
 }
 
 /// Returns a single leaf below `height` branches.
-fn chain<T>(leaf: ChunkNode<T>, height: u32) -> ChunkNode<T> {
-    (0..height).fold(leaf, |tier, _| ChunkNode::Branch([tier].into()))
+fn chain<T>(leaf: ChunkTrieNode<T>, height: u32) -> ChunkTrieNode<T> {
+    (0..height).fold(leaf, |tier, _| ChunkTrieNode::Branch([tier].into()))
 }
 
 /// Returns a copy of `tier` with `leaf` as its last leaf, at leaf index `index`. The tier is `height` levels above the
 /// leaves.
-fn with_leaf<T>(tier: &ChunkNode<T>, height: u32, index: usize, leaf: ChunkNode<T>) -> ChunkNode<T> {
-    let ChunkNode::Branch(children) = tier else {
+fn with_leaf<T>(
+    tier: &ChunkTrieNode<T>,
+    height: u32,
+    index: usize,
+    leaf: ChunkTrieNode<T>,
+) -> ChunkTrieNode<T> {
+    let ChunkTrieNode::Branch(children) = tier else {
         return leaf;
     };
     let at = child(index, height);
@@ -215,7 +222,7 @@ fn with_leaf<T>(tier: &ChunkNode<T>, height: u32, index: usize, leaf: ChunkNode<
         Some(last) => with_leaf(last, height - 1, index, leaf),
         None => chain(leaf, height - 1),
     };
-    ChunkNode::Branch(children[..at].iter().cloned().chain([new]).collect())
+    ChunkTrieNode::Branch(children[..at].iter().cloned().chain([new]).collect())
 }
 
 impl<T> Default for ChunkedList<T> {

@@ -15,12 +15,12 @@ pub struct ConformanceReport {
 }
 
 /// The outcome of a check that did not fail.
-pub(crate) enum CheckOutcome {
+pub(crate) enum PassedOrSkipped {
     Made,
     Skipped,
 }
 
-pub(crate) type Check<T> = for<'a> fn(&'a T) -> Pin<Box<dyn Future<Output = CheckOutcome> + 'a>>;
+pub(crate) type Check<T> = for<'a> fn(&'a T) -> Pin<Box<dyn Future<Output = PassedOrSkipped> + 'a>>;
 
 /// Defines the list of checks, each an async function of a submodule.
 macro_rules! checks {
@@ -47,8 +47,8 @@ pub(crate) async fn run<S, T: ?Sized>(
     for (name, check) in checks {
         let under_test = make().await;
         match contained_async(check(as_under_test(&under_test))).await {
-            Ok(CheckOutcome::Made) => report.passed.push(*name),
-            Ok(CheckOutcome::Skipped) => report.skipped.push(*name),
+            Ok(PassedOrSkipped::Made) => report.passed.push(*name),
+            Ok(PassedOrSkipped::Skipped) => report.skipped.push(*name),
             Err(_) => failed.push(*name),
         }
     }

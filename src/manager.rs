@@ -75,25 +75,27 @@ pub use conversation::{Conversation, Wake, WakeCause};
 pub use event::{Activity, Listed, ManagerEvent, ManagerSnapshot, OpenSession, Presence};
 pub use fork::ForkOptions;
 use limits::TurnLimits;
-use opening::{ConversationSource, OpenedBy};
+use opening::{NewOrStoredConversation, OpenedBy};
 pub use opening::{OpenOptions, OpenedSession};
+use recovery::{ManagerRecoveryState, RecoverySettings};
 pub use recovery::{Recovered, Sweep};
-use recovery::{RecoverySettings, RecoverySweepState};
-use registry::OpenConversations;
+use registry::SessionRegistry;
 pub use titles::{TitleGenerator, Titles};
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    agent::StopPolicy,
+    agent::AgentStopTurnPolicy,
     message::{Timestamp, UsageSum},
     provider::Registry,
     run::Error,
-    session::{Session, SessionSetup, check_title},
+    session::{FixedSessionSettings, Session, check_title},
     store::{
         ConversationId, Filter, Found, IntoStore, Labels, Listing, Owner, Page, Position, Store, StoreError,
         Summary,
     },
-    subscription::{End, EndReason, EventId, FeedLimits, SnapshotSource, Subscription, SubscriptionStart},
+    subscription::{
+        End, EndReason, EventId, FeedLimits, Subscription, SubscriptionSource, SubscriptionStart,
+    },
     sync::lock,
 };
 
@@ -139,7 +141,7 @@ struct ManagerShared {
     store: Arc<dyn Store>,
     owner: Owner,
     /// The settings of all sessions.
-    setup: Arc<SessionSetup>,
+    setup: Arc<FixedSessionSettings>,
     registry_of_models: Registry,
     close_timeout: Duration,
     decide_timeout: Option<Duration>,
@@ -147,9 +149,9 @@ struct ManagerShared {
     titles: Titles,
     limits: TurnLimits,
     feed_limits: FeedLimits,
-    sessions: Mutex<OpenConversations>,
+    sessions: Mutex<SessionRegistry>,
     shutting: CancellationToken,
-    recovery: RecoverySweepState,
+    recovery: ManagerRecoveryState,
 }
 
 impl ManagerShared {
@@ -181,7 +183,7 @@ impl ManagerShared {
         }
     }
 
-    fn registry(&self) -> MutexGuard<'_, OpenConversations> {
+    fn registry(&self) -> MutexGuard<'_, SessionRegistry> {
         lock(&self.sessions)
     }
 }
@@ -336,7 +338,7 @@ impl ManagerBuilder {
             titles: self.titles,
             limits: TurnLimits::new(self.max_turns, self.max_turns_per_tenant),
             feed_limits: self.feed_limits,
-            sessions: Mutex::new(OpenConversations::new(
+            sessions: Mutex::new(SessionRegistry::new(
                 self.max_open.unwrap_or(usize::MAX).max(1),
                 self.max_sub_agents,
             )),
@@ -375,7 +377,12 @@ impl Manager {
     /// an error of [`SessionBuilder::create`](crate::session::SessionBuilder::create).
     pub async fn create(&self, start: impl Into<OpenOptions>) -> Result<OpenedSession, Error> {
         self.0
-            .open(ConversationId::generate(), start.into(), ConversationSource::Generated, OpenedBy::User)
+            .open(
+                ConversationId::generate(),
+                start.into(),
+                NewOrStoredConversation::Generated,
+                OpenedBy::User,
+            )
             .await
     }
 
@@ -391,7 +398,7 @@ impl Manager {
         id: &ConversationId,
         start: impl Into<OpenOptions>,
     ) -> Result<OpenedSession, Error> {
-        self.0.open(id.clone(), start.into(), ConversationSource::Named, OpenedBy::User).await
+        self.0.open(id.clone(), start.into(), NewOrStoredConversation::Named, OpenedBy::User).await
     }
 
     /// Opens a stored conversation, or returns its session if it is already open.
@@ -410,7 +417,7 @@ impl Manager {
         id: &ConversationId,
         start: impl Into<OpenOptions>,
     ) -> Result<OpenedSession, Error> {
-        self.0.open(id.clone(), start.into(), ConversationSource::Stored, OpenedBy::User).await
+        self.0.open(id.clone(), start.into(), NewOrStoredConversation::Stored, OpenedBy::User).await
     }
 
     /// Opens the conversation with this id if it exists, and creates it otherwise.
@@ -425,7 +432,7 @@ impl Manager {
         id: &ConversationId,
         start: impl Into<OpenOptions>,
     ) -> Result<OpenedSession, Error> {
-        self.0.open(id.clone(), start.into(), ConversationSource::Either, OpenedBy::User).await
+        self.0.open(id.clone(), start.into(), NewOrStoredConversation::Either, OpenedBy::User).await
     }
 
     /// Ends the session with this id. The conversation stays in the store. Closing a conversation that is not open
@@ -443,7 +450,7 @@ impl Manager {
     /// - [`ErrorKind::Deadline`](crate::ErrorKind::Deadline): the session is closed and saved, but aborted
     ///   tools are still running.
     pub async fn close(&self, id: &ConversationId) -> Result<(), Error> {
-        self.0.close(id, StopPolicy::Keep).await
+        self.0.close(id, AgentStopTurnPolicy::Keep).await
     }
 
     /// Ends the session with this id like [`close`](Manager::close), but cancels a run in flight.
@@ -454,7 +461,7 @@ impl Manager {
     ///
     /// Returns the errors of [`close`](Manager::close).
     pub async fn close_discarding(&self, id: &ConversationId) -> Result<(), Error> {
-        self.0.close(id, StopPolicy::Discard).await
+        self.0.close(id, AgentStopTurnPolicy::Discard).await
     }
 
     /// Ends the session of a conversation and deletes the conversation from the store, with those of its
@@ -691,7 +698,7 @@ impl Manager {
         Ok(self.0.store.used(&listing.filter, period).await?)
     }
 
-    fn listed(&self, registry: &OpenConversations, mut summary: Summary) -> Listed {
+    fn listed(&self, registry: &SessionRegistry, mut summary: Summary) -> Listed {
         let is_another = |owner: &Owner| owner.name != self.0.owner.name;
         let presence = match registry.correct(&mut summary) {
             Some(activity) => Presence::Open(activity),
@@ -733,7 +740,7 @@ type ManagerSubscriptionFuture = Pin<
     >,
 >;
 
-impl SnapshotSource<ManagerSnapshot, ManagerEvent> for WeakManager {
+impl SubscriptionSource<ManagerSnapshot, ManagerEvent> for WeakManager {
     fn attach(&self, after: Option<EventId>) -> ManagerSubscriptionFuture {
         let attached = match self.0.upgrade() {
             None => Err(End { reason: EndReason::HandlesDropped, snapshot: None }),

@@ -32,12 +32,12 @@ const GOING: Duration = Duration::from_millis(200);
 /// A separate thread waits for the program's end. Then it kills the processes that the program left behind, even if the
 /// runtime has already ended.
 pub(crate) struct Process {
-    held: Arc<Mutex<HeldProcess>>,
+    held: Arc<Mutex<ChildProcessState>>,
     ended: watch::Receiver<Option<String>>,
 }
 
 /// The child process. After the process has been reaped, its id may be reused.
-struct HeldProcess {
+struct ChildProcessState {
     child: Child,
     ended: bool,
     /// Kills the program if the application is killed.
@@ -73,7 +73,7 @@ impl Process {
                 |error| tracing::warn!(%error, "a program will survive if the application is killed"),
             )
             .ok();
-        let held = Arc::new(Mutex::new(HeldProcess {
+        let held = Arc::new(Mutex::new(ChildProcessState {
             child,
             ended: false,
             #[cfg(unix)]
@@ -136,7 +136,7 @@ impl Drop for Process {
     }
 }
 
-impl HeldProcess {
+impl ChildProcessState {
     fn kill(&mut self) {
         if self.ended {
             return;
@@ -162,7 +162,7 @@ impl HeldProcess {
 }
 
 /// Waits for the program's end, and kills the processes that it left behind.
-fn reap(held: &Mutex<HeldProcess>) -> io::Result<ExitStatus> {
+fn reap(held: &Mutex<ChildProcessState>) -> io::Result<ExitStatus> {
     wait(held);
     let mut held = lock(held);
     // The process is not reaped yet, so its id can't belong to another process group.
@@ -187,7 +187,7 @@ fn reap(held: &Mutex<HeldProcess>) -> io::Result<ExitStatus> {
 
 /// Waits for the program's end without reaping the process, so that other threads can still kill it.
 #[cfg(all(unix, not(target_os = "openbsd")))]
-fn wait(held: &Mutex<HeldProcess>) {
+fn wait(held: &Mutex<ChildProcessState>) {
     use rustix::{
         io::Errno,
         process::{Pid, WaitId, WaitIdOptions, waitid},
@@ -199,7 +199,7 @@ fn wait(held: &Mutex<HeldProcess>) {
 }
 
 #[cfg(any(not(unix), target_os = "openbsd"))]
-fn wait(held: &Mutex<HeldProcess>) {
+fn wait(held: &Mutex<ChildProcessState>) {
     while matches!(lock(held).child.try_wait(), Ok(None)) {
         thread::sleep(LOOK);
     }

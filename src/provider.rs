@@ -53,7 +53,7 @@ use async_trait::async_trait;
 pub use backend::acp;
 pub use backend::{BackendLimits, BackendProvider, LostSession};
 pub use catalogue::{Catalogue, CatalogueError, Modality, ModelInfo, Price, Rates};
-pub(crate) use context::{QuestionReceiver, RequestContext};
+pub(crate) use context::{ProviderQuestionReceiver, RequestContext};
 pub(crate) use delta::{BlockStart, Delta, MessageDelta, Part};
 pub(crate) use dialect::room;
 pub use error::{ProviderError, ProviderErrorKind};
@@ -64,14 +64,14 @@ pub use model::Model;
 pub use options::{
     CacheHint, Effort, Options, OutputSchema, ThinkingMode, ToolChoice, UnsupportedAttachment,
 };
-pub(crate) use output::{OutputCorrections, read as read_output};
+pub(crate) use output::{OutputRetryMessages, read as read_output};
 pub use registry::{Registry, RegistryError};
 pub use request::Request;
 pub(crate) use request::estimated_tokens;
 pub use retry::RetryPolicy;
 pub use secret::{Credentials, Secret};
 #[cfg(feature = "http")]
-pub(crate) use secret::{Scrubber, SecretExtent};
+pub(crate) use secret::{Scrubber, SecretMatchMode};
 pub(crate) use trace::{PROVIDER_PANICKED, error_type};
 
 pub use crate::message::StopReason;

@@ -83,7 +83,7 @@ use std::{
 
 use async_trait::async_trait;
 pub use builder::SessionBuilder;
-use command::{SessionReplyTx, SessionTaskCommand, StartedRun, StopSession};
+use command::{SessionReplyTx, SessionTaskCommand, StartedRun, StopSessionCommand};
 use error::of_agent;
 
 pub(crate) use core::check_end;
@@ -93,7 +93,7 @@ pub(crate) use loading::closed;
 pub use outcome::PromptOutcome;
 pub use perform::{SessionAnswer, SessionCommand};
 pub use run_guard::RunGuard;
-pub(crate) use shared::SessionSetup;
+pub(crate) use shared::FixedSessionSettings;
 use shared::SessionShared;
 pub use snapshot::SessionSnapshot;
 use subscription::ControllerHold;
@@ -105,13 +105,13 @@ pub(crate) use watcher::{SessionNotice, SessionWatcher};
 use crate::{
     actor,
     agent::{
-        Agent, Durable, FollowTarget, RunRequest, RunTarget, RunToFollow, Running, Snapshot, Status,
-        StopPolicy,
+        Agent, AgentStopTurnPolicy, Durable, ExistingOrNewRun, FollowTarget, RunRequest, RunStarter, Running,
+        Snapshot, Status,
     },
     message::{History, UsageRow},
     run::{Accepted, Error, ErrorKind, Prompt, Response, RunAt, RunSpec},
     store::{ConversationId, IntoStore, Labels, StoreError},
-    subscription::{End, EndReason, EventId, SnapshotSource, Subscription, SubscriptionStart},
+    subscription::{End, EndReason, EventId, Subscription, SubscriptionSource, SubscriptionStart},
     telemetry::CallerSpan,
     tree::{NodeId, Tree},
 };
@@ -386,7 +386,7 @@ impl Session {
     ///
     /// Returns [`ErrorKind::Ended`] if the session has ended.
     pub async fn follow(&self, target: FollowTarget) -> Result<Running, Error> {
-        RunTarget::follow(self, RunToFollow::Existing(target)).await
+        RunStarter::follow(self, ExistingOrNewRun::Existing(target)).await
     }
 
     /// Resumes a subscription after the last event that the reader has seen.
@@ -481,7 +481,7 @@ impl Session {
     /// - [`ErrorKind::Deadline`] names aborted tools that are still running. Everything is saved nevertheless.
     /// - [`ErrorKind::Ended`] if the session's task was killed earlier. The session's last state is then unknown.
     pub async fn stop(&self, deadline: Duration) -> Result<(), Error> {
-        self.end_within(deadline, StopPolicy::Keep).await
+        self.end_within(deadline, AgentStopTurnPolicy::Keep).await
     }
 
     /// Ends the session like [`stop`](Session::stop), but [cancels](Session::cancel) a run in flight.
@@ -493,11 +493,15 @@ impl Session {
     ///
     /// Returns the errors of [`stop`](Session::stop).
     pub async fn stop_discarding(&self, deadline: Duration) -> Result<(), Error> {
-        self.end_within(deadline, StopPolicy::Discard).await
+        self.end_within(deadline, AgentStopTurnPolicy::Discard).await
     }
 
-    pub(crate) async fn end_within(&self, deadline: Duration, in_flight: StopPolicy) -> Result<(), Error> {
-        let stop = |reply| SessionTaskCommand::Stop(StopSession { deadline, in_flight, reply });
+    pub(crate) async fn end_within(
+        &self,
+        deadline: Duration,
+        in_flight: AgentStopTurnPolicy,
+    ) -> Result<(), Error> {
+        let stop = |reply| SessionTaskCommand::Stop(StopSessionCommand { deadline, in_flight, reply });
         if let Ok(stopped) = self.call(stop).await {
             return stopped;
         }
@@ -527,7 +531,7 @@ impl Session {
         self.drain();
         // The result is ignored: the session is ended in any case, after it rests or after the grace.
         let _ = tokio::time::timeout(grace, self.rest()).await;
-        self.end_within(limit, StopPolicy::Leave).await
+        self.end_within(limit, AgentStopTurnPolicy::Leave).await
     }
 
     /// Waits until the session is idle or paused.
@@ -646,7 +650,7 @@ impl Session {
 }
 
 #[async_trait]
-impl RunTarget for Session {
+impl RunStarter for Session {
     async fn start(&self, spec: RunSpec) -> Result<Accepted, Error> {
         self.ensure_room()?;
         if spec.at == RunAt::Head {
@@ -669,7 +673,7 @@ impl RunTarget for Session {
         self.session_outcome(response.unwrap_or_else(killed)).await
     }
 
-    async fn follow(&self, run: RunToFollow) -> Result<Running, Error> {
+    async fn follow(&self, run: ExistingOrNewRun) -> Result<Running, Error> {
         let mut updates = self.subscribe(Mode::Controller).await?;
         let (run, is_known) = run.start(self).await?;
         if is_known {
@@ -730,7 +734,7 @@ impl WeakSession {
     }
 }
 
-impl SnapshotSource<SessionSnapshot, SessionEvent> for WeakSession {
+impl SubscriptionSource<SessionSnapshot, SessionEvent> for WeakSession {
     fn attach(&self, after: Option<EventId>) -> SessionSubscriptionFuture {
         let weak = self.clone();
         Box::pin(async move {

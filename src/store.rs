@@ -84,7 +84,7 @@ pub(crate) use traits::StoreTraits;
 pub(crate) use transfer::put_path;
 pub use transfer::{Copied, CopyOptions, copy, copy_one};
 pub use turn::TurnSummary;
-pub(crate) use turn::{InapplicableDecision, StoredTurn, TurnChange, Turns};
+pub(crate) use turn::{InapplicableDecisionReason, StoredTurn, TurnChange, Turns};
 pub use write::Owner;
 pub(crate) use write::{Epoch, Lease, Version, Write};
 

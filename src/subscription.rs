@@ -204,7 +204,7 @@ pub enum Update<S, E> {
     /// this snapshot.
     Resync(
         #[serde(with = "as_field")]
-        #[cfg_attr(feature = "schema", schemars(with = "Resync<S>"))]
+        #[cfg_attr(feature = "schema", schemars(with = "ResyncJson<S>"))]
         Arc<S>,
     ),
     /// The actor has ended. This is the last update.
@@ -215,26 +215,26 @@ pub enum Update<S, E> {
 /// tag.
 #[derive(Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema), schemars(inline))]
-struct Resync<S> {
+struct ResyncJson<S> {
     /// The fresh snapshot.
     snapshot: S,
 }
 
 /// Serialises a snapshot as a field.
 mod as_field {
-    use super::{Arc, Deserialize, Deserializer, Resync, Serialize, Serializer};
+    use super::{Arc, Deserialize, Deserializer, ResyncJson, Serialize, Serializer};
 
     pub(super) fn serialize<T: Serialize, S: Serializer>(
         snapshot: &Arc<T>,
         serializer: S,
     ) -> Result<S::Ok, S::Error> {
-        Resync { snapshot }.serialize(serializer)
+        ResyncJson { snapshot }.serialize(serializer)
     }
 
     pub(super) fn deserialize<'de, T: Deserialize<'de>, D: Deserializer<'de>>(
         deserializer: D,
     ) -> Result<Arc<T>, D::Error> {
-        Resync::deserialize(deserializer).map(|resync| resync.snapshot)
+        ResyncJson::deserialize(deserializer).map(|resync| resync.snapshot)
     }
 }
 
@@ -289,7 +289,7 @@ crate::error::debug_as_chain!(EndReason);
 type BoxSendFuture<T> = Pin<Box<dyn Future<Output = T> + Send>>;
 
 /// Gives a subscription access to its actor without keeping the actor alive.
-pub(crate) trait SnapshotSource<S, E>: Send + Sync {
+pub(crate) trait SubscriptionSource<S, E>: Send + Sync {
     /// Returns the beginning of a subscription. If the events that follow `after` are still buffered, the subscription
     /// begins directly after `after`. Otherwise, it begins with a snapshot.
     ///
@@ -359,7 +359,7 @@ pub struct Subscription<S, E> {
 
 /// The position of a subscription in the actor's events.
 struct FeedReader<S, E> {
-    source: Box<dyn SnapshotSource<S, E>>,
+    source: Box<dyn SubscriptionSource<S, E>>,
     /// The snapshot to return as the next update, and the id of the last event that this snapshot includes.
     resync: Option<(Arc<S>, EventId)>,
     last: EventId,
@@ -381,7 +381,10 @@ enum FeedReaderState<E> {
 }
 
 impl<S: Send + Sync + 'static, E: Send + Sync + 'static> Subscription<S, E> {
-    pub(crate) fn new(source: Box<dyn SnapshotSource<S, E>>, attachment: SubscriptionStart<S, E>) -> Self {
+    pub(crate) fn new(
+        source: Box<dyn SubscriptionSource<S, E>>,
+        attachment: SubscriptionStart<S, E>,
+    ) -> Self {
         let SubscriptionStart { snapshot, last, backlog, live } = attachment;
         let reader = FeedReader {
             source,
@@ -397,7 +400,7 @@ impl<S: Send + Sync + 'static, E: Send + Sync + 'static> Subscription<S, E> {
     /// Creates a subscription that continues after `seen`, the last event that its reader saw. If the reader needs a
     /// snapshot, the snapshot is the first update.
     pub(crate) fn resumed(
-        source: Box<dyn SnapshotSource<S, E>>,
+        source: Box<dyn SubscriptionSource<S, E>>,
         seen: EventId,
         attachment: SubscriptionStart<S, E>,
     ) -> Self {
@@ -580,10 +583,10 @@ impl FeedLimits {
 /// subscriber arrives, each event only increments a counter.
 pub(crate) struct Feed<E> {
     last: EventId,
-    live: Option<Box<LiveFeed<E>>>,
+    live: Option<Box<SubscribedFeed<E>>>,
 }
 
-struct LiveFeed<E> {
+struct SubscribedFeed<E> {
     limits: FeedLimits,
     sender: broadcast::Sender<Numbered<E>>,
     /// The newest events, with their sizes. The ring includes the events that wait in the channel, so that a single
@@ -627,7 +630,7 @@ impl<E: Send + Sync + 'static> Feed<E> {
     /// Removes all earlier events from memory. Subscribers that have not seen all of them get a new snapshot.
     pub(crate) fn forget(&mut self) {
         if let Some(live) = &mut self.live {
-            **live = LiveFeed::new(live.limits);
+            **live = SubscribedFeed::new(live.limits);
         }
     }
 
@@ -638,7 +641,7 @@ impl<E: Send + Sync + 'static> Feed<E> {
 
     /// Returns the beginning of a subscription after the last event, with this snapshot of the current state.
     pub(crate) fn join<S>(&mut self, limits: FeedLimits, snapshot: S) -> SubscriptionStart<S, E> {
-        let live = self.live.get_or_insert_with(|| Box::new(LiveFeed::new(limits)));
+        let live = self.live.get_or_insert_with(|| Box::new(SubscribedFeed::new(limits)));
         SubscriptionStart {
             snapshot: Some(Arc::new(snapshot)),
             last: self.last,
@@ -658,7 +661,7 @@ impl<E: Send + Sync + 'static> Feed<E> {
             return None;
         }
         let missed = usize::try_from(self.last.number.checked_sub(after.number)?).ok()?;
-        let live = self.live.get_or_insert_with(|| Box::new(LiveFeed::new(limits)));
+        let live = self.live.get_or_insert_with(|| Box::new(SubscribedFeed::new(limits)));
         let start = live.ring.len().checked_sub(missed)?;
         let backlog = live.ring.range(start..).map(|(event, _)| event.clone()).collect();
         Some(SubscriptionStart { snapshot: None, last: after, backlog, live: live.sender.subscribe() })
@@ -690,7 +693,7 @@ impl<E: Send + Sync + 'static> Feed<E> {
 /// its readers can run.
 const AT_ONCE: usize = 16;
 
-impl<E: Send + Sync + 'static> LiveFeed<E> {
+impl<E: Send + Sync + 'static> SubscribedFeed<E> {
     fn new(limits: FeedLimits) -> Self {
         let limits = limits.effective();
         Self {

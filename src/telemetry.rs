@@ -49,7 +49,7 @@ mod spans;
 pub(crate) use names::finish_reason;
 #[cfg(feature = "otel-metrics")]
 pub use otel::OtelRecorder;
-pub(crate) use request::{RequestSpanFacts, RequestTelemetryScope, RequestTrace, attempt, attempt_failed};
+pub(crate) use request::{RequestSpanFacts, RequestTrace, SharedRequestTelemetry, attempt, attempt_failed};
 pub use settings::{AlreadyConfigured, Capture, CapturedContent, Convention, TelemetrySettings, configure};
 pub use settings::{Recorder, RequestMetrics, RunMetrics, ToolMetrics};
 pub(crate) use settings::{captures, is_on};

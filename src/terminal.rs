@@ -50,7 +50,7 @@ use std::{
 use futures_core::Stream;
 use futures_util::future::BoxFuture;
 
-use self::{editor::Entries, printer::Printer, talk::Talk};
+use self::{editor::Entries, printer::EventPrinter, talk::ChatInProgress};
 use crate::{
     run::{Error, Prompt},
     session::Session,
@@ -239,9 +239,9 @@ impl Chat {
             if input.is_some() { Box::pin(futures_util::stream::pending()) } else { editor::interrupts() };
         let entries = input.or(edited).unwrap_or_else(editor::lines);
         let output = output.unwrap_or_else(|| Box::new(io::stdout()));
-        let mut talk = Talk::new(self, Printer::new(output, editor, style));
+        let mut talk = ChatInProgress::new(self, EventPrinter::new(output, editor, style));
         let ended = talk.follow(entries, signals).await;
-        let Talk { chat, failed, .. } = talk;
+        let ChatInProgress { chat, failed, .. } = talk;
         let is_open = chat.session.end().is_none();
         let saved = if is_open { chat.session.flush(Duration::from_secs(5)).await } else { Ok(()) };
         ended.and(saved)?;

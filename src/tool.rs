@@ -111,8 +111,8 @@ mod typed;
 use std::{borrow::Cow, time::Duration};
 
 use async_trait::async_trait;
-pub(crate) use context::{AgentLink, ClockStopGuard, ToolReport};
 pub use context::{Answer, Extensions, ToolContext};
+pub(crate) use context::{QuestionWaitGuard, ToolCallAgentLink, ToolToAgentMessage};
 pub use output::{ToolError, ToolOutput};
 #[cfg(feature = "mcp")]
 pub(crate) use run::within;

@@ -60,7 +60,7 @@ mod tests;
 
 use std::{fmt, sync::Arc};
 
-use links::{Children, NodeIdIndex, NodeLinks, NodeSlot, Path};
+use links::{Children, NodeIdIndex, NodeLinks, NodePosition, Path};
 use serde::{Deserialize, Serialize};
 
 use crate::{
@@ -109,7 +109,7 @@ const MAX_UNANSWERED: usize = 16;
     feature = "schema",
     derive(schemars::JsonSchema),
     schemars(
-        with = "hydrate::HydratedTree",
+        with = "hydrate::SerializedTree",
         description = "A conversation with branches. One of its paths, from a root to the head, is active."
     )
 )]
@@ -117,8 +117,8 @@ pub struct Tree {
     nodes: ChunkedList<Node>,
     links: ChunkedList<NodeLinks>,
     ids: NodeIdIndex,
-    newest_root: Option<NodeSlot>,
-    path: Option<PathEnds>,
+    newest_root: Option<NodePosition>,
+    path: Option<PathRootAndHead>,
     /// The messages of the path.
     history: History,
     usage: Usage,
@@ -126,9 +126,9 @@ pub struct Tree {
 
 /// The two ends of the path. The nodes between them are found by following the cursors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct PathEnds {
-    root: NodeSlot,
-    head: NodeSlot,
+struct PathRootAndHead {
+    root: NodePosition,
+    head: NodePosition,
 }
 
 impl Tree {
@@ -395,24 +395,24 @@ impl Tree {
         self.iter().rev().find(|node| node.message.compaction.is_none())
     }
 
-    fn slot(&self, id: NodeId) -> Option<NodeSlot> {
-        self.ids.index(id, self.len()).map(NodeSlot::new)
+    fn slot(&self, id: NodeId) -> Option<NodePosition> {
+        self.ids.index(id, self.len()).map(NodePosition::new)
     }
 
-    fn at(&self, slot: NodeSlot) -> &Node {
+    fn at(&self, slot: NodePosition) -> &Node {
         self.nodes.get(slot.index()).expect("a slot is made for a node, and nodes stay")
     }
 
-    fn links(&self, slot: NodeSlot) -> &NodeLinks {
+    fn links(&self, slot: NodePosition) -> &NodeLinks {
         self.links.get(slot.index()).expect("every node has its links")
     }
 
-    fn links_mut(&mut self, slot: NodeSlot) -> &mut NodeLinks {
+    fn links_mut(&mut self, slot: NodePosition) -> &mut NodeLinks {
         self.links.get_mut(slot.index()).expect("every node has its links")
     }
 
     /// Returns the newest node among a node and its siblings.
-    fn newest_beside(&self, slot: NodeSlot) -> Option<NodeSlot> {
+    fn newest_beside(&self, slot: NodePosition) -> Option<NodePosition> {
         match self.links(slot).parent {
             Some(parent) => self.links(parent).newest,
             None => self.newest_root,
@@ -432,8 +432,8 @@ impl Tree {
 
     /// Adds a node whose id is the next free id, and sets the cursor of its parent to the new node. The path does not
     /// change.
-    fn add(&mut self, node: Node, parent: Option<NodeSlot>) -> NodeSlot {
-        let slot = NodeSlot::new(self.len());
+    fn add(&mut self, node: Node, parent: Option<NodePosition>) -> NodePosition {
+        let slot = NodePosition::new(self.len());
         self.usage += node.usage().copied().unwrap_or_default();
         self.nodes.push(node);
         self.links.push(NodeLinks::alone(slot, parent));
@@ -442,7 +442,7 @@ impl Tree {
     }
 
     /// Makes a node the newest and active child of its parent or, if it has no parent, the newest root.
-    fn adopt(&mut self, slot: NodeSlot) {
+    fn adopt(&mut self, slot: NodePosition) {
         let newest = match self.links(slot).parent {
             Some(parent) => {
                 let parent = self.links_mut(parent);
@@ -458,16 +458,16 @@ impl Tree {
     }
 
     /// Makes a child of the head the new head. If the path is empty, makes a root the head.
-    fn step_onto(&mut self, slot: NodeSlot) {
+    fn step_onto(&mut self, slot: NodePosition) {
         if self.at(slot).is_outline {
             // The history begins after the last outline.
             self.history = History::new();
-            self.path = Some(PathEnds { root: slot, head: slot });
+            self.path = Some(PathRootAndHead { root: slot, head: slot });
             return;
         }
         let root = self.path.filter(|_| !self.history.is_empty()).map_or(slot, |path| path.root);
         self.history.push(Arc::clone(self.at(slot).message()));
-        self.path = Some(PathEnds { root, head: slot });
+        self.path = Some(PathRootAndHead { root, head: slot });
     }
 
     /// Moves to the child of the head that was active last. Returns `false` if there is no such child, or if it is an
@@ -480,7 +480,7 @@ impl Tree {
 
     /// Makes the path end at `target`. First walks up from `target` to a root or to the old head and sets cursors. Then
     /// walks down again and extends the path.
-    fn move_to(&mut self, target: NodeSlot) {
+    fn move_to(&mut self, target: NodePosition) {
         let head = self.path.map(|path| path.head);
         let mut steps = Vec::new();
         let mut top = target;

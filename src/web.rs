@@ -122,7 +122,7 @@ pub use problem::Problem;
 #[cfg(all(test, feature = "schema"))]
 pub(crate) use requests::{
     ApprovalPage, Created, ListPage, ListQuery, MessagePage, MessagesQuery, NewConversation, NewFork,
-    PeriodQuery, RowsPage, RowsQuery, SearchQuery, WatchQuery,
+    PeriodQuery, RowsPage, SearchQuery, UsageRowsQuery, WatchQuery,
 };
 pub use view::View;
 
@@ -138,7 +138,7 @@ use crate::{
     setters::setters,
 };
 use access::WebAccessHooks;
-use client_ids::ClientIdTranslator;
+use client_ids::ClientConversationIdTranslator;
 use feed::LabelsCache;
 use front::readers::WebRunReaders;
 use routes::Route;
@@ -172,9 +172,9 @@ struct WebShared {
     draining: CancellationToken,
     loads: Arc<PrincipalLoads>,
     read_labels: LabelsCache,
-    client_ids: Option<ClientIdTranslator>,
+    client_ids: Option<ClientConversationIdTranslator>,
     client_tools: bool,
-    ag_ui_runs: ag_ui::AgUiRuns,
+    ag_ui_runs: ag_ui::AgUiRecentRuns,
     readers: WebRunReaders,
 }
 
@@ -265,7 +265,7 @@ impl Web {
             read_labels: LabelsCache::default(),
             client_ids: None,
             client_tools: false,
-            ag_ui_runs: ag_ui::AgUiRuns::default(),
+            ag_ui_runs: ag_ui::AgUiRecentRuns::default(),
             readers: WebRunReaders::default(),
         })
     }

@@ -12,7 +12,7 @@ use std::{any::Any, future::Future, pin::Pin};
 /// `handle_tool_use` for a question that the service asks while it streams: the request is still in flight, so the
 /// agent still holds its permit. If the callback returns a pause, the permit is dropped, and the open stream continues
 /// without a permit.
-pub(crate) trait Admission: Send + Sync + 'static {
+pub(crate) trait RequestConcurrencyLimiter: Send + Sync + 'static {
     /// Waits for a permit. The agent drops the permit when the attempt ends, or when the agent pauses for a decision.
     ///
     /// # Cancel safety

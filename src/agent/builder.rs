@@ -7,13 +7,13 @@ use futures_channel::mpsc::Sender;
 use tokio::sync::mpsc;
 
 use super::{
-    Admission, Agent, AgentCallbacks, BackupModel, CommitItem, CompactionPolicy, Config, Durable,
-    HistoryOwner, RECORD_DELAY, RunEnd, State, StateEdit, Status, StoredRecordNumber, TurnInFlight,
-    WeakAgent,
+    Agent, AgentCallbacks, BackupModel, CommitItem, CompactionPolicy, Config, Durable, HistoryOwnerHandle,
+    LastStoredRecordNumber, RECORD_DELAY, RequestConcurrencyLimiter, RunEnd, State, StateEdit, Status,
+    TurnInFlight, WeakAgent,
     delegation::ParentCall,
     model_spec::{ModelSpec, choose_model},
     state::{RareAgentSettings, check_budget, panicked, refused},
-    task::{AgentSetup, AgentShared, AgentTask, OwnerLink, RecordQueue, SharedBudgets},
+    task::{AgentRecordingState, AgentShared, AgentTask, FixedAgentSettings, OwningSession, SharedBudgets},
 };
 use crate::{
     budget::{Budget, SharedBudget},
@@ -75,8 +75,8 @@ pub struct AgentBuilder {
     max_staged: u16,
     commit: Option<Sender<CommitItem>>,
     last_run: Option<RunEnd>,
-    admission: Option<Arc<dyn Admission>>,
-    hold: Option<Arc<dyn OwnerLink>>,
+    admission: Option<Arc<dyn RequestConcurrencyLimiter>>,
+    hold: Option<Arc<dyn OwningSession>>,
     records: Durable,
     record_delay: Duration,
     in_flight: Option<TurnInFlight>,
@@ -292,23 +292,23 @@ impl AgentBuilder {
 
     setters! {
         /// Sets the object that decides when each request may be sent. Agents that share a limit share this object.
-        pub(crate) fn admission(self, admission: Arc<dyn Admission>) { self.admission = Some(admission) }
+        pub(crate) fn admission(self, admission: Arc<dyn RequestConcurrencyLimiter>) { self.admission = Some(admission) }
 
         /// Sets the session that owns the agent. It decides about each prompt whether the agent may accept it.
-        pub(crate) fn hold(self, hold: Arc<dyn OwnerLink>) { self.hold = Some(hold) }
+        pub(crate) fn hold(self, hold: Arc<dyn OwningSession>) { self.hold = Some(hold) }
 
         /// Sets the end of the conversation's last run. An earlier agent of the conversation has performed this run.
         pub(crate) fn last_run(self, end: Option<RunEnd>) { self.last_run = end }
 
         /// Sets which states of the turn in flight the agent records for the owner of its history, who reports with
-        /// [`HistoryOwner::written`] that a record is stored.
+        /// [`HistoryOwnerHandle::written`] that a record is stored.
         pub(crate) fn records(self, level: Durable) { self.records = level }
 
         /// Sets the delay of records for which nothing waits.
         pub(crate) fn record_delay(self, delay: Duration) { self.record_delay = delay }
 
         /// Sets the turn in flight with which the agent starts. The agent is then busy, and waits for
-        /// [`HistoryOwner::take_up`].
+        /// [`HistoryOwnerHandle::take_up`].
         pub(crate) fn in_flight(self, turn: TurnInFlight) { self.in_flight = Some(turn) }
     }
 
@@ -350,15 +350,15 @@ impl AgentBuilder {
     /// # Panics
     ///
     /// Panics outside a tokio runtime.
-    pub(crate) async fn start_owned(self) -> Result<(Agent, HistoryOwner), Error> {
+    pub(crate) async fn start_owned(self) -> Result<(Agent, HistoryOwnerHandle), Error> {
         let is_recorded = self.records > Durable::Turns || self.in_flight.is_some();
-        let written = is_recorded.then(Arc::<StoredRecordNumber>::default);
+        let written = is_recorded.then(Arc::<LastStoredRecordNumber>::default);
         let agent = self.launch(true, written.clone()).await?;
-        let owner = HistoryOwner::new(agent.downgrade(), written);
+        let owner = HistoryOwnerHandle::new(agent.downgrade(), written);
         Ok((agent, owner))
     }
 
-    async fn launch(self, owned: bool, written: Option<Arc<StoredRecordNumber>>) -> Result<Agent, Error> {
+    async fn launch(self, owned: bool, written: Option<Arc<LastStoredRecordNumber>>) -> Result<Agent, Error> {
         let saved = self.saved.map_or_else(StoredState::default, |saved| *saved);
         let registry = self.registry.as_ref();
         let model = choose_model(self.model, saved.model, registry)?;
@@ -394,7 +394,7 @@ impl AgentBuilder {
             draft.keep_history(&given)?;
         }
 
-        let setup = AgentSetup {
+        let setup = FixedAgentSettings {
             name: self.name,
             extensions,
             tool_limits: self.tool_limits,
@@ -411,7 +411,10 @@ impl AgentBuilder {
         let mut task =
             AgentTask::new(draft.history, draft.config, setup, weak, Arc::clone(&agent.shared), self.commit);
         if let Some(written) = written {
-            task.keep_records(RecordQueue::new(self.records, self.record_delay, written, facts), core);
+            task.keep_records(
+                AgentRecordingState::new(self.records, self.record_delay, written, facts),
+                core,
+            );
         }
         task.set_last_run(self.last_run);
         agent.shared.started.store(true, Ordering::Release);

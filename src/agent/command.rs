@@ -5,8 +5,8 @@ use std::{any::Any, error::Error as StdError, sync::Arc, time::Duration};
 use tokio::sync::oneshot;
 
 use super::{
-    Accepted, AgentPosition, AskResponseTx, Compact, Event, FirstMessage, Prompt, PromptId, Snapshot, State,
-    StateEdit, Status, core::ResumeDecisions,
+    Accepted, AskResponseTx, Compact, Event, FirstMessageOfRun, LatestEventAndStatus, Prompt, PromptId,
+    Snapshot, State, StateEdit, Status, core::ResumeDecisions,
 };
 use crate::{
     message::{History, TurnId},
@@ -21,15 +21,15 @@ pub(super) type StateEditFn =
     Box<dyn FnOnce(&mut StateEdit) -> Result<(), Box<dyn StdError + Send + Sync>> + Send>;
 
 /// The command that ends the agent.
-pub(super) struct StopAgent {
+pub(super) struct StopAgentCommand {
     pub(super) deadline: Duration,
-    pub(super) in_flight: StopPolicy,
+    pub(super) in_flight: AgentStopTurnPolicy,
     pub(super) reply: AgentReplyTx<AgentCommandResult<()>>,
 }
 
 /// The treatment of the turn in flight when the agent ends.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) enum StopPolicy {
+pub(crate) enum AgentStopTurnPolicy {
     /// The turn is interrupted, so its completed steps are committed.
     #[default]
     Keep,
@@ -66,14 +66,14 @@ pub(super) enum AgentCommand {
     Snapshot(AgentReplyTx<Snapshot>),
     Subscribe(Option<EventId>, AgentSubscriptionReply),
     WaitIdle(AgentReplyTx<()>),
-    Position(AgentReplyTx<AgentPosition>),
+    Position(AgentReplyTx<LatestEventAndStatus>),
     /// Replaces the history, for its owner. The flag states whether messages were erased.
     Change(Option<EventId>, History, bool, AgentReplyTx<AgentCommandResult<EventId>>),
     /// Starts a run on another history, for the history's owner.
     Begin(
         Option<EventId>,
         History,
-        FirstMessage,
+        FirstMessageOfRun,
         Option<AskResponseTx>,
         CallerSpan,
         AgentReplyTx<AgentCommandResult<(EventId, TurnId)>>,
@@ -81,5 +81,5 @@ pub(super) enum AgentCommand {
     TakeUp(AgentReplyTx<()>),
     Leave(AgentReplyTx<()>),
     Retire(Option<EventId>, AgentReplyTx<bool>),
-    Stop(StopAgent),
+    Stop(StopAgentCommand),
 }

@@ -95,14 +95,14 @@ impl CompactionPolicy {
         registry: Option<&Registry>,
         used: &Model,
         acts_at_end: bool,
-    ) -> Result<ResolvedCompaction, Error> {
+    ) -> Result<ResolvedCompactionPolicy, Error> {
         if !(0.1..=1.0).contains(&self.threshold) {
             let text =
                 format!("the threshold of the compaction is {}; use a share from 0.1 to 1", self.threshold);
             return Err(Error::new(ErrorKind::InvalidSettings, text));
         }
         let model = self.model.clone().map(|model| model.resolve(registry, used)).transpose()?;
-        Ok(ResolvedCompaction { policy: self, model, acts_at_end })
+        Ok(ResolvedCompactionPolicy { policy: self, model, acts_at_end })
     }
 }
 
@@ -169,7 +169,7 @@ impl From<&str> for Compact {
 
 /// A policy whose model was looked up.
 #[derive(Debug)]
-pub(crate) struct ResolvedCompaction {
+pub(crate) struct ResolvedCompactionPolicy {
     pub(crate) policy: CompactionPolicy,
     /// The model that writes summaries, if it is not the model of the request.
     pub(crate) model: Option<Model>,

@@ -51,7 +51,7 @@ mod tools;
 
 use std::sync::Arc;
 
-pub(super) use context::{AgentEffect, CallbackCall, CoreContext};
+pub(super) use context::{AgentEffect, CallbackCall, CoreInputContext};
 use fresh::PastPauseIds;
 pub(super) use pauses::SubAgentDecision;
 pub(crate) use pauses::{ResumeDecisions, check_decisions};
@@ -61,8 +61,9 @@ use super::{
     Durable, Event, Failure, KnownPrompt, Prompt, PromptState, RunEnd, RunOutcome, Snapshot, StateView,
     Status,
     phase::{
-        AgentPhase, AgentTurnStage, AskResponses, EventContinuation, OpNumber, OutputRequirement,
-        RequestReplayFacts, RunOrigin, ToolDispatch, Turn, TurnContinuation, WorkingHistory, in_stage,
+        AfterEventCallback, AgentPhase, AgentTurnStage, AskTurnResponses, DispatchedToolCall,
+        HistoryWithPendingMessages, NextTurnOfRun, OpNumber, OutputRequirement, RequestReplaySafety,
+        RunPromptState, Turn, in_stage,
     },
 };
 use crate::{
@@ -219,7 +220,7 @@ impl AgentCore {
     /// Leaves the turn in flight to another process: starts nothing any more, and records the turn and its later
     /// changes. `withheld` is the effect that was waiting for a record. It is never performed, so the records state
     /// that its tools or its request have not started.
-    pub(super) fn leave(&mut self, withheld: Option<&AgentEffect>, cx: &mut CoreContext<'_>) {
+    pub(super) fn leave(&mut self, withheld: Option<&AgentEffect>, cx: &mut CoreInputContext<'_>) {
         self.leaving_since = Some(cx.now());
         self.decided = match withheld {
             Some(AgentEffect::RunTools(op, _)) if *op == self.decided => *op,
@@ -231,12 +232,13 @@ impl AgentCore {
         }
         if let (Some(AgentEffect::RunTools(_, calls)), Some(turn)) = (withheld, self.phase.turn()) {
             // The call of an earlier process may have taken effect, unless the turn states this of its slot.
-            let is_new = |call: &&ToolDispatch| !call.is_repeated || turn.uncertain.contains(&call.slot);
+            let is_new =
+                |call: &&DispatchedToolCall| !call.is_repeated || turn.uncertain.contains(&call.slot);
             self.withheld = calls.iter().filter(is_new).map(|call| call.slot).collect();
         }
         match &mut self.phase {
             AgentPhase::InTurn { turn, .. } => turn.recorded = true,
-            AgentPhase::Noticing { then: EventContinuation::Continue(between), .. } => {
+            AgentPhase::Noticing { then: AfterEventCallback::Continue(between), .. } => {
                 between.recorded = true;
             }
             AgentPhase::Idle | AgentPhase::Noticing { .. } => {}
@@ -245,7 +247,7 @@ impl AgentCore {
     }
 
     /// Records the current state, if the run in flight is a recorded run.
-    pub(super) fn record_now(&mut self, cx: &mut CoreContext<'_>) {
+    pub(super) fn record_now(&mut self, cx: &mut CoreInputContext<'_>) {
         if self.phase.is_recorded() {
             cx.push(AgentEffect::Record);
         }
@@ -271,7 +273,7 @@ impl AgentCore {
         prompt: Prompt,
         ask: bool,
         recorded: bool,
-        cx: &mut CoreContext<'_>,
+        cx: &mut CoreInputContext<'_>,
     ) -> Result<TurnId, Error> {
         let turn = (cx.turn_id)();
         let (message, origin) = open(&self.history, prompt, turn, ask, cx)?;
@@ -286,10 +288,10 @@ impl AgentCore {
         &mut self,
         id: TurnId,
         message: impl Into<Arc<Message>>,
-        origin: RunOrigin,
+        origin: RunPromptState,
         step: u32,
         recorded: bool,
-        cx: &mut CoreContext<'_>,
+        cx: &mut CoreInputContext<'_>,
     ) {
         let recorded = recorded || cx.records == Durable::InFlight;
         if recorded {
@@ -313,7 +315,7 @@ impl AgentCore {
         match self.phase {
             // `handle_event` is still running. No other callback can be called until it returns, so the request is
             // prepared afterwards.
-            AgentPhase::Noticing { op, begun, then: EventContinuation::Rest } => {
+            AgentPhase::Noticing { op, begun, then: AfterEventCallback::Rest } => {
                 turn.step_start = turn.working.pending_len();
                 self.phase = AgentPhase::InTurn { op, turn, stage: AgentTurnStage::Noticing { begun } };
             }
@@ -322,8 +324,9 @@ impl AgentCore {
     }
 
     /// Returns a turn without messages, after `step` requests for the same prompt.
-    fn turn(&self, id: TurnId, origin: RunOrigin, step: u32, recorded: bool) -> Turn {
-        let turn = Turn::new(id, self.runs, origin, WorkingHistory::new(&self.history), step, recorded);
+    fn turn(&self, id: TurnId, origin: RunPromptState, step: u32, recorded: bool) -> Turn {
+        let turn =
+            Turn::new(id, self.runs, origin, HistoryWithPendingMessages::new(&self.history), step, recorded);
         Turn { counted_by: self.counted_by.clone(), ..turn }
     }
 
@@ -335,7 +338,7 @@ impl AgentCore {
         wanted: OutputRequirement,
         model: Arc<str>,
         replay: Replay,
-        cx: &mut CoreContext<'_>,
+        cx: &mut CoreInputContext<'_>,
     ) {
         if let Some((mut turn, ())) = self.phase.take_awaited(op, in_stage!(AgentTurnStage::Preparing => ()))
         {
@@ -343,7 +346,7 @@ impl AgentCore {
             // same id count as one model.
             turn.refused &= turn.requested.as_ref() == Some(&model);
             (turn.wanted, turn.requested) = (wanted, Some(model));
-            turn.request = RequestReplayFacts { replay, ..RequestReplayFacts::default() };
+            turn.request = RequestReplaySafety { replay, ..RequestReplaySafety::default() };
             announce(&mut turn, cx);
             let op = self.enter(turn, AgentTurnStage::Streaming { fold: Box::default(), question: None });
             cx.push(AgentEffect::Open(op));
@@ -352,7 +355,7 @@ impl AgentCore {
 
     /// Called when the request has its permit. If the turn is recorded and the request must not be repeated, the
     /// sending of the request is recorded first, and the request is sent when the record is stored.
-    pub(super) fn admitted(&mut self, op: OpNumber, cx: &mut CoreContext<'_>) {
+    pub(super) fn admitted(&mut self, op: OpNumber, cx: &mut CoreInputContext<'_>) {
         match self.phase.awaited(op) {
             Some(_) if self.leaving_since.is_some() => {}
             Some((turn, AgentTurnStage::Streaming { .. })) => {
@@ -367,9 +370,9 @@ impl AgentCore {
     /// Continues after a committed turn. If a prompt is staged, it starts the next turn, and the prompts in flight end
     /// with the committed one. Otherwise the queued application events are handled first, and then the continuation
     /// starts the next turn.
-    fn continue_run(&mut self, between: Box<TurnContinuation>, cx: &mut CoreContext<'_>) {
+    fn continue_run(&mut self, between: Box<NextTurnOfRun>, cx: &mut CoreInputContext<'_>) {
         if !self.staged.is_empty() {
-            if let Some(response) = between.origin.asked.as_ref().and_then(AskResponses::response) {
+            if let Some(response) = between.origin.asked.as_ref().and_then(AskTurnResponses::response) {
                 cx.hold_back(between.recorded, AgentEffect::Resolve(Ok(response)));
             }
             self.end_prompts(&RunOutcome::Stopped { stop_reason: between.stop_reason }, cx);
@@ -379,9 +382,9 @@ impl AgentCore {
             return;
         }
         if self.notices > 0 {
-            return self.notice(EventContinuation::Continue(between), cx);
+            return self.notice(AfterEventCallback::Continue(between), cx);
         }
-        let TurnContinuation { content, origin, step, turn, recorded, .. } = *between;
+        let NextTurnOfRun { content, origin, step, turn, recorded, .. } = *between;
         // The content was checked when the previous turn was committed, and the history has not changed since. So this
         // never fails, and the default is never used.
         let content = answer_open_tool_uses(&self.history, content).unwrap_or_default();
@@ -404,7 +407,7 @@ impl AgentCore {
     }
 
     /// Ends a run with this event, and returns the staged prompts. If the run is `recorded`, its end is recorded too.
-    fn end_run(&mut self, event: Event, recorded: bool, cx: &mut CoreContext<'_>) {
+    fn end_run(&mut self, event: Event, recorded: bool, cx: &mut CoreInputContext<'_>) {
         let Some(end) = RunEnd::of(&event) else { unreachable!("the event ends a run") };
         self.end_prompts(&end.outcome, cx);
         let staged = self.return_staged(cx);
@@ -421,7 +424,7 @@ impl AgentCore {
     }
 
     /// Emits the status of an agent in which nothing waits for a decision, if the status has changed.
-    fn emit_status(&mut self, status: Status, cx: &mut CoreContext<'_>) {
+    fn emit_status(&mut self, status: Status, cx: &mut CoreInputContext<'_>) {
         if self.emitted_status != status {
             self.emitted_status = status;
             cx.emit(Event::Status { status, pauses: Vec::new() });
@@ -430,7 +433,7 @@ impl AgentCore {
 
     /// Emits the status and the pauses after a change of the list of pauses. The turn's time limit is on hold as long as
     /// something waits.
-    fn emit_pauses(&mut self, cx: &mut CoreContext<'_>) {
+    fn emit_pauses(&mut self, cx: &mut CoreInputContext<'_>) {
         let pauses: Vec<_> = self.phase.pauses().cloned().collect();
         let status = if pauses.is_empty() { Status::Busy } else { Status::Paused };
         if status != self.emitted_status {
@@ -450,8 +453,8 @@ fn open(
     mut prompt: Prompt,
     turn: TurnId,
     ask: bool,
-    cx: &CoreContext<'_>,
-) -> Result<(Message, RunOrigin), Error> {
+    cx: &CoreInputContext<'_>,
+) -> Result<(Message, RunPromptState), Error> {
     let content =
         answer_open_tool_uses(history, std::mem::take(&mut prompt.content)).map_err(Error::unfit_prompt)?;
     let id = prompt.id.clone().map_or(MessageId::made(turn, 0), MessageId::from);
@@ -460,9 +463,9 @@ fn open(
 }
 
 /// Returns the origin of a run with the settings of this prompt.
-fn origin(prompt: Prompt, ask: bool, cx: &CoreContext<'_>) -> RunOrigin {
+fn origin(prompt: Prompt, ask: bool, cx: &CoreInputContext<'_>) -> RunPromptState {
     let model = prompt.model.as_ref().unwrap_or(&cx.config.model);
-    RunOrigin {
+    RunPromptState {
         max_steps: prompt.max_steps.or(cx.config.settings.max_steps),
         first_turn: TurnId::default(),
         spent: Usage::default(),
@@ -470,25 +473,25 @@ fn origin(prompt: Prompt, ask: bool, cx: &CoreContext<'_>) -> RunOrigin {
         backup: None,
         secrets_of: prompt.options.has_secrets().then(|| model.provider_name().into()),
         prompt: Arc::new(prompt.without_content()),
-        asked: ask.then(AskResponses::default),
+        asked: ask.then(AskTurnResponses::default),
     }
 }
 
 /// Emits the id that the response to the next request will have.
-fn announce(turn: &mut Turn, cx: &mut CoreContext<'_>) {
+fn announce(turn: &mut Turn, cx: &mut CoreInputContext<'_>) {
     let message_id = turn.message_id();
     turn.answer = Some(message_id.clone());
     cx.emit(Event::StepStart { step: turn.step, message_id });
 }
 
 /// Appends a message to the turn in flight and emits it.
-fn add_message(turn: &mut Turn, message: impl Into<Arc<Message>>, cx: &mut CoreContext<'_>) {
+fn add_message(turn: &mut Turn, message: impl Into<Arc<Message>>, cx: &mut CoreInputContext<'_>) {
     let message = message.into();
     turn.working.push(Arc::clone(&message));
     cx.emit(Event::Message { message, step: turn.step, turn: turn.id, run: turn.run });
 }
 
-fn user_message(id: MessageId, content: Vec<Content>, cx: &CoreContext<'_>) -> Message {
+fn user_message(id: MessageId, content: Vec<Content>, cx: &CoreInputContext<'_>) -> Message {
     Message { id: Some(id), ..Message::at(cx.now(), Role::User, content) }
 }
 

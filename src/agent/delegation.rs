@@ -48,7 +48,7 @@ use tokio::sync::{
 };
 
 use super::{
-    AgentBuilder, Event, OwnerLink, PendingUse, RunCommands, RunTarget,
+    AgentBuilder, Event, OwningSession, PendingUse, RunCommands, RunStarter,
     command::{AgentCommandResult, AgentReplyTx},
     core::{ResumeDecisions, SubAgentDecision},
     phase::OpNumber,
@@ -65,10 +65,10 @@ use crate::{
 /// The agents below an agent that is not a sub-agent. While they only wait for decisions, this agent can end, and leaves all
 /// turns in the store. The lock makes sure that no sub-agent starts a tool at the same moment.
 #[derive(Debug, Default)]
-struct SubAgentTeam(Mutex<SubAgentTeamState>);
+struct SubAgentActivity(Mutex<SubAgentActivityState>);
 
 #[derive(Debug, Default)]
-struct SubAgentTeamState {
+struct SubAgentActivityState {
     /// The keys of the calls whose sub-agents do not only wait for decisions.
     at_work: HashSet<Arc<str>>,
     /// The number of commands whose decisions are being forwarded.
@@ -79,19 +79,19 @@ struct SubAgentTeamState {
 
 /// The reports of an agent's running tools about their sub-agents.
 #[derive(Default)]
-pub(super) struct Delegations {
-    state: Mutex<DelegationState>,
+pub(super) struct DelegatedCalls {
+    state: Mutex<DelegatedCallsState>,
     /// The session of the agent, if it has one.
-    owner: Option<Arc<dyn OwnerLink>>,
+    owner: Option<Arc<dyn OwningSession>>,
     /// Whether the turn is left to the next owner of the conversation. Then the turns of the sub-agents are left, too.
     is_leaving: AtomicBool,
-    team: Arc<SubAgentTeam>,
+    team: Arc<SubAgentActivity>,
 }
 
-crate::debug::impl_debug!(Delegations(self) { state: self.state, .. });
+crate::debug::impl_debug!(DelegatedCalls(self) { state: self.state, .. });
 
 #[derive(Debug, Default)]
-struct DelegationState {
+struct DelegatedCallsState {
     /// The operation of the tools that have started last.
     op: OpNumber,
     /// The account of the run whose tools run, if a budget applies.
@@ -138,9 +138,9 @@ pub(super) type SubAgentUsageByKey = (Arc<str>, DelegatedUsage);
 /// The pauses of all sub-agents of a call.
 pub(super) type SubAgentPauses = (OpNumber, usize, Vec<PendingUse>);
 
-impl Delegations {
+impl DelegatedCalls {
     /// Returns the delegations of an agent that belongs to this session, and is a sub-agent of the call `above`.
-    pub(super) fn of(owner: Option<Arc<dyn OwnerLink>>, above: Option<&Arc<ParentCall>>) -> Self {
+    pub(super) fn of(owner: Option<Arc<dyn OwningSession>>, above: Option<&Arc<ParentCall>>) -> Self {
         let team = above.map(|above| Arc::clone(&above.team)).unwrap_or_default();
         Self { owner, team, ..Self::default() }
     }
@@ -154,10 +154,14 @@ impl Delegations {
     }
 
     /// Returns the reply to a command whose decisions are forwarded to sub-agents. Until it is sent, the turn is not left.
-    pub(super) fn reply(&self, reply: AgentReplyTx<AgentCommandResult<()>>) -> DecisionReply {
+    pub(super) fn reply(&self, reply: AgentReplyTx<AgentCommandResult<()>>) -> CombinedDecisionReply {
         lock(&self.team.0).decisions += 1;
         let team = Arc::clone(&self.team);
-        DecisionReply(Arc::new(DecisionReplyState { error: Mutex::default(), reply: Some(reply), team }))
+        CombinedDecisionReply(Arc::new(CombinedDecisionReplyState {
+            error: Mutex::default(),
+            reply: Some(reply),
+            team,
+        }))
     }
 
     /// Sets the account from which the sub-agents of the calls that start now draw, whether the turn is recorded, and the
@@ -219,7 +223,7 @@ impl Delegations {
         op: OpNumber,
         forwards: Vec<SubAgentDecision>,
         by: Option<&Arc<str>>,
-        reply: &DecisionReply,
+        reply: &CombinedDecisionReply,
     ) {
         let mut parts: Vec<(UnboundedSender<ForwardedDecision>, ForwardedDecision)> = Vec::new();
         let state = lock(&self.state);
@@ -258,7 +262,7 @@ fn is_of(call: &DelegatedCall, op: OpNumber, slot: usize) -> bool {
 #[derive(Debug)]
 pub(crate) struct ForwardedDecision {
     pub(crate) resume: ResumeDecisions,
-    reply: Option<DecisionReply>,
+    reply: Option<CombinedDecisionReply>,
 }
 
 impl ForwardedDecision {
@@ -286,19 +290,19 @@ impl Drop for ForwardedDecision {
 /// A part of the reply to a command with decisions. The reply is sent when all parts are dropped: the first error, or
 /// `Ok`.
 #[derive(Clone, Debug)]
-pub(crate) struct DecisionReply(Arc<DecisionReplyState>);
+pub(crate) struct CombinedDecisionReply(Arc<CombinedDecisionReplyState>);
 
 #[derive(Debug)]
-struct DecisionReplyState {
+struct CombinedDecisionReplyState {
     error: Mutex<Option<Error>>,
     reply: Option<AgentReplyTx<AgentCommandResult<()>>>,
-    team: Arc<SubAgentTeam>,
+    team: Arc<SubAgentActivity>,
 }
 
-impl DecisionReply {
-    /// Returns a part that counts as an error if it is dropped before [`HeldDecisionReply::release`].
-    pub(super) fn hold(self) -> HeldDecisionReply {
-        HeldDecisionReply(Some(self))
+impl CombinedDecisionReply {
+    /// Returns a part that counts as an error if it is dropped before [`DecisionReplyAfterRecord::release`].
+    pub(super) fn hold(self) -> DecisionReplyAfterRecord {
+        DecisionReplyAfterRecord(Some(self))
     }
 
     pub(crate) fn done(self, result: AgentCommandResult<()>) {
@@ -309,15 +313,15 @@ impl DecisionReply {
 }
 
 /// A part of a reply that waits for a record.
-pub(super) struct HeldDecisionReply(Option<DecisionReply>);
+pub(super) struct DecisionReplyAfterRecord(Option<CombinedDecisionReply>);
 
-impl HeldDecisionReply {
+impl DecisionReplyAfterRecord {
     pub(super) fn release(mut self) {
         self.0 = None;
     }
 }
 
-impl Drop for HeldDecisionReply {
+impl Drop for DecisionReplyAfterRecord {
     fn drop(&mut self) {
         if let Some(part) = self.0.take() {
             part.done(Err(Error::ended("agent", &EndReason::Killed)));
@@ -325,7 +329,7 @@ impl Drop for HeldDecisionReply {
     }
 }
 
-impl Drop for DecisionReplyState {
+impl Drop for CombinedDecisionReplyState {
     fn drop(&mut self) {
         let result = lock(&self.error).take().map_or(Ok(()), Err);
         lock(&self.team.0).decisions -= 1;
@@ -357,16 +361,16 @@ pub(crate) struct ParentCall {
     key: Arc<str>,
     /// Whether the child is a session.
     is_session: bool,
-    team: Arc<SubAgentTeam>,
+    team: Arc<SubAgentActivity>,
     /// Whether the child is opened, or was opened, for the first time in this process.
     is_first: AtomicBool,
 }
 
 /// Ends a call when it is dropped.
 #[derive(Debug)]
-pub(crate) struct ParentToolCallGuard(pub(crate) Arc<ParentCall>);
+pub(crate) struct ParentCallEndGuard(pub(crate) Arc<ParentCall>);
 
-impl Drop for ParentToolCallGuard {
+impl Drop for ParentCallEndGuard {
     fn drop(&mut self) {
         if !self.0.is_left() {
             self.0.has_ended.store(true, Ordering::Release);
@@ -393,7 +397,7 @@ impl ParentCall {
     pub(crate) fn begin(
         context: &ToolContext,
         is_session: bool,
-    ) -> (ParentToolCallGuard, UnboundedReceiver<ForwardedDecision>) {
+    ) -> (ParentCallEndGuard, UnboundedReceiver<ForwardedDecision>) {
         let (decisions, receiver) = unbounded_channel();
         let has_ended = Arc::<AtomicBool>::default();
         let mut account = None;
@@ -417,7 +421,7 @@ impl ParentCall {
         let call =
             Self { context: context.clone(), has_ended, account, depth, key, is_session, team, is_first };
         call.set_at_work(true);
-        (ParentToolCallGuard(Arc::new(call)), receiver)
+        (ParentCallEndGuard(Arc::new(call)), receiver)
     }
 
     /// Returns the key of a child. A tool around a sub-agent can call it several times, so the children of a call have
@@ -467,7 +471,7 @@ impl ParentCall {
     }
 
     /// Returns the manager that runs the sub-agents of this call as sessions, if there is one.
-    pub(super) fn host(context: &ToolContext) -> Option<Arc<dyn SubAgentHost>> {
+    pub(super) fn host(context: &ToolContext) -> Option<Arc<dyn SubAgentSessionOpener>> {
         delegations(context)?.owner.as_ref()?.sub_agents()
     }
 
@@ -581,7 +585,7 @@ impl ParentCall {
     }
 }
 
-fn delegations(context: &ToolContext) -> Option<&Delegations> {
+fn delegations(context: &ToolContext) -> Option<&DelegatedCalls> {
     context.agent()?.delegations.downcast_ref()
 }
 
@@ -589,7 +593,7 @@ fn delegations(context: &ToolContext) -> Option<&Delegations> {
 
 /// Runs sub-agents as sessions: the manager of the session whose tool is called.
 #[async_trait]
-pub(crate) trait SubAgentHost: Send + Sync {
+pub(crate) trait SubAgentSessionOpener: Send + Sync {
     /// Opens the session of a sub-agent, or creates it. Does not return while the manager is being shut down.
     ///
     /// # Cancel safety
@@ -610,7 +614,7 @@ pub(crate) struct NewSubAgent<'a> {
 
 /// A sub-agent that runs.
 pub(crate) struct RunningSubAgent {
-    pub(crate) target: Box<dyn SubAgentTarget>,
+    pub(crate) target: Box<dyn SubAgentHandle>,
     /// The conversation of the sub-agent, if it is a session.
     pub(crate) conversation: Option<Arc<str>>,
     /// Whether the turns of the sub-agent are recorded, so that another session continues them.
@@ -619,9 +623,9 @@ pub(crate) struct RunningSubAgent {
 }
 
 /// The agent or the session of a sub-agent.
-pub(crate) trait SubAgentTarget: RunTarget + RunCommands {}
+pub(crate) trait SubAgentHandle: RunStarter + RunCommands {}
 
-impl<T: RunTarget + RunCommands> SubAgentTarget for T {}
+impl<T: RunStarter + RunCommands> SubAgentHandle for T {}
 
 /// Ends a sub-agent. If it is dropped, the sub-agent ends later.
 #[async_trait]

@@ -143,7 +143,7 @@ pub struct UncertainUse {
 /// A state of the agent to be stored. The effects and replies that wait for the record's number, or for a lower one,
 /// are released when the state is stored.
 #[derive(Debug)]
-pub(crate) struct NumberedRecord {
+pub(crate) struct RecordToStore {
     pub(crate) number: u64,
     /// The turn in flight. `None` if no recorded turn is in flight any more.
     pub(crate) turn: Option<TurnRecord>,
@@ -151,12 +151,12 @@ pub(crate) struct NumberedRecord {
 
 /// The number of the last record that is stored. The history's owner raises it, and the agent's task waits for it.
 #[derive(Debug, Default)]
-pub(crate) struct StoredRecordNumber {
+pub(crate) struct LastStoredRecordNumber {
     number: AtomicU64,
     waker: AtomicWaker,
 }
 
-impl StoredRecordNumber {
+impl LastStoredRecordNumber {
     /// Reports that all records up to this number are stored.
     pub(crate) fn report(&self, number: u64) {
         self.number.fetch_max(number, Ordering::AcqRel);
@@ -176,7 +176,7 @@ impl StoredRecordNumber {
 
 /// The reason why a record cannot be read.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum UnreadableTurn {
+pub(crate) enum UnreadableTurnReason {
     /// A newer version of the crate has written the record.
     Newer { format: u32 },
     /// The record is damaged. The value is the problem.
@@ -216,7 +216,7 @@ impl TurnInFlight {
         record: TurnRecord,
         history: &History,
         fallback: Option<History>,
-    ) -> Result<Self, UnreadableTurn> {
+    ) -> Result<Self, UnreadableTurnReason> {
         let facts = RecoveryFacts { lives: record.lives, ..RecoveryFacts::default() };
         let (core, model) = AgentCore::restore(record, history.clone(), fallback)?;
         Ok(Self { core, model, facts })

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use tokio::sync::oneshot;
 
-use super::{Prompt, Response, Status, StoredRecordNumber, WeakAgent, command::AgentCommand};
+use super::{LastStoredRecordNumber, Prompt, Response, Status, WeakAgent, command::AgentCommand};
 use crate::{
     message::{History, Message, TurnId},
     run::Error,
@@ -19,15 +19,15 @@ use crate::{
 ///
 /// Dropping the future of an operation does not withdraw the operation. The same applies to the operations of
 /// [`Agent`](super::Agent).
-pub(crate) struct HistoryOwner {
+pub(crate) struct HistoryOwnerHandle {
     agent: WeakAgent,
     /// `None` if the agent makes no records.
-    written: Option<Arc<StoredRecordNumber>>,
+    written: Option<Arc<LastStoredRecordNumber>>,
 }
 
 /// The first message of a run on another history.
 #[derive(Debug, PartialEq)]
-pub(crate) enum FirstMessage {
+pub(crate) enum FirstMessageOfRun {
     /// A new message with the prompt's content.
     Prompt(Prompt),
     /// This message, unchanged, with the settings of a prompt.
@@ -40,7 +40,7 @@ pub(crate) type AskResponseTx = oneshot::Sender<Result<Arc<Response>, Error>>;
 /// The agent's last event, its last record and its status.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub(crate) struct AgentPosition {
+pub(crate) struct LatestEventAndStatus {
     /// The id of the last event that was emitted.
     pub(crate) last: EventId,
     /// The number of the last record, or 0 if the agent has made none.
@@ -49,8 +49,8 @@ pub(crate) struct AgentPosition {
     pub(crate) status: Status,
 }
 
-impl HistoryOwner {
-    pub(super) fn new(agent: WeakAgent, written: Option<Arc<StoredRecordNumber>>) -> Self {
+impl HistoryOwnerHandle {
+    pub(super) fn new(agent: WeakAgent, written: Option<Arc<LastStoredRecordNumber>>) -> Self {
         Self { agent, written }
     }
 
@@ -60,7 +60,7 @@ impl HistoryOwner {
     /// # Errors
     ///
     /// Returns [`ErrorKind::Ended`](crate::ErrorKind::Ended) if the agent has ended.
-    pub(crate) async fn position(&self) -> Result<AgentPosition, Error> {
+    pub(crate) async fn position(&self) -> Result<LatestEventAndStatus, Error> {
         self.agent.call(AgentCommand::Position).await.map_err(|end| Error::ended("agent", &end.reason))
     }
 
@@ -106,7 +106,7 @@ impl HistoryOwner {
         &self,
         at: Option<EventId>,
         base: History,
-        opening: FirstMessage,
+        opening: FirstMessageOfRun,
         asker: Option<AskResponseTx>,
         caller: CallerSpan,
     ) -> Result<(EventId, TurnId), Error> {
@@ -164,4 +164,4 @@ impl HistoryOwner {
     }
 }
 
-crate::debug::impl_debug!(HistoryOwner { .. });
+crate::debug::impl_debug!(HistoryOwnerHandle { .. });

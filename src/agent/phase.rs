@@ -8,11 +8,12 @@ use std::{sync::Arc, time::Duration};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 pub(crate) use tools::{
-    DecisionFacts, DecisionOrPause, StepToolUses, StreamQuestion, ToolDispatch, ToolQuestion, ToolUseSlot,
+    DecisionOrPause, DispatchedToolCall, RunningToolQuestion, StepToolUses, StreamQuestion,
+    ToolUseDecisionDetails, ToolUseSlot,
 };
 pub(crate) use turn::{
-    AskResponses, CompactionPlan, CompactionStatus, CompactionTurn, OutputRequirement, RequestReplayFacts,
-    RunOrigin, Turn, WorkingHistory,
+    AskTurnResponses, CompactionAttemptState, CompactionPlan, CompactionTurn, HistoryWithPendingMessages,
+    OutputRequirement, RequestReplaySafety, RunPromptState, Turn,
 };
 
 use super::{Failure, PendingUse, Status, ToolRun};
@@ -34,7 +35,7 @@ pub(crate) enum AgentPhase {
     Idle,
     /// `handle_event` is running, between two runs or between two turns of a run. Until `handle_event` has `begun`, its
     /// event is still queued.
-    Noticing { op: OpNumber, begun: bool, then: EventContinuation },
+    Noticing { op: OpNumber, begun: bool, then: AfterEventCallback },
     /// A turn is in flight. `op` is the number of the outcome for which the turn's stage waits.
     InTurn { op: OpNumber, turn: Box<Turn>, stage: AgentTurnStage },
 }
@@ -78,12 +79,12 @@ pub(crate) enum AgentTurnStage {
     Executing {
         slots: Vec<ToolUseSlot>,
         #[serde(skip)]
-        questions: Vec<ToolQuestion>,
+        questions: Vec<RunningToolQuestion>,
     },
     /// `handle_tool_result` is running for the slot that follows the reviewed slots.
     Reviewing { slots: Vec<ToolUseSlot>, reviewed: Vec<ToolResult> },
     /// `handle_turn` runs.
-    Concluding { end: Box<TurnEnd> },
+    Concluding { end: Box<ProposedTurnEnd> },
     /// `handle_error` runs.
     Failing { failure: Failure, remains: Box<UnfinishedStep> },
     /// The step is repeated after `delay`, which ends at the time `until` of the system clock.
@@ -103,18 +104,18 @@ pub(crate) struct TurnRecoveryStage {
 
 /// The continuation after `handle_event` has returned.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) enum EventContinuation {
+pub(crate) enum AfterEventCallback {
     /// Nothing follows. The agent counts as idle.
     Rest,
     /// The run continues with another turn after the committed one.
-    Continue(Box<TurnContinuation>),
+    Continue(Box<NextTurnOfRun>),
 }
 
 /// A continuation between two turns that waits until `handle_event` has returned.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub(crate) struct TurnContinuation {
+pub(crate) struct NextTurnOfRun {
     pub(crate) content: Blocks,
-    pub(crate) origin: RunOrigin,
+    pub(crate) origin: RunPromptState,
     pub(crate) step: u32,
     /// The stop reason of the committed turn.
     pub(crate) stop_reason: StopReason,
@@ -128,7 +129,7 @@ pub(crate) struct TurnContinuation {
 
 /// The end of a turn on which `handle_turn` decides. The response is made from it and from the turn.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub(crate) struct TurnEnd {
+pub(crate) struct ProposedTurnEnd {
     pub(crate) stop_reason: StopReason,
     /// The output of the response, or the problem with it, if an output schema was set.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -181,7 +182,7 @@ impl AgentPhase {
 
     /// Returns whether no run is active.
     pub(crate) fn is_at_rest(&self) -> bool {
-        matches!(self, Self::Idle | Self::Noticing { then: EventContinuation::Rest, .. })
+        matches!(self, Self::Idle | Self::Noticing { then: AfterEventCallback::Rest, .. })
     }
 
     /// Returns the turn in flight, if there is one.
@@ -248,7 +249,7 @@ impl AgentPhase {
     pub(crate) fn is_recorded(&self) -> bool {
         match self {
             Self::InTurn { turn, .. } => turn.recorded,
-            Self::Noticing { then: EventContinuation::Continue(between), .. } => between.recorded,
+            Self::Noticing { then: AfterEventCallback::Continue(between), .. } => between.recorded,
             Self::Idle | Self::Noticing { .. } => false,
         }
     }
@@ -271,23 +272,23 @@ impl AgentPhase {
     }
 
     /// Returns the origin of the run, if one is active.
-    pub(crate) fn origin(&self) -> Option<&RunOrigin> {
+    pub(crate) fn origin(&self) -> Option<&RunPromptState> {
         match self {
-            Self::Noticing { then: EventContinuation::Continue(between), .. } => Some(&between.origin),
+            Self::Noticing { then: AfterEventCallback::Continue(between), .. } => Some(&between.origin),
             other => Some(&other.turn()?.origin),
         }
     }
 
     /// Returns the responses of the `ask` that started the run, if any.
-    pub(crate) fn asked(&self) -> Option<&AskResponses> {
+    pub(crate) fn asked(&self) -> Option<&AskTurnResponses> {
         self.origin()?.asked.as_ref()
     }
 
     /// Returns the run's origin, and the number of requests that were made or announced for the prompt. If a
     /// continuation follows a committed turn, its first request counts as announced.
-    pub(crate) fn origin_mut(&mut self) -> Option<(&mut RunOrigin, u32)> {
+    pub(crate) fn origin_mut(&mut self) -> Option<(&mut RunPromptState, u32)> {
         match self {
-            Self::Noticing { then: EventContinuation::Continue(between), .. } => {
+            Self::Noticing { then: AfterEventCallback::Continue(between), .. } => {
                 Some((&mut between.origin, between.step + 1))
             }
             Self::InTurn { turn, .. } => Some((&mut turn.origin, turn.step)),

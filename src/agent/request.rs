@@ -21,19 +21,19 @@ use crate::{
 
 /// A handle on which runs start: that of an agent or of a session.
 #[async_trait]
-pub(crate) trait RunTarget: Send + Sync {
+pub(crate) trait RunStarter: Send + Sync {
     /// Starts the run, or stages its prompt.
     async fn start(&self, spec: RunSpec) -> Result<Accepted, Error>;
 
     /// Starts the run, and waits for its response.
     async fn response(&self, spec: RunSpec) -> Result<Arc<Response>, Error>;
 
-    /// Follows a run. The target subscribes before it [starts](RunToFollow::start) a new run.
-    async fn follow(&self, run: RunToFollow) -> Result<Running, Error>;
+    /// Follows a run. The target subscribes before it [starts](ExistingOrNewRun::start) a new run.
+    async fn follow(&self, run: ExistingOrNewRun) -> Result<Running, Error>;
 }
 
 /// A run that is about to be followed.
-pub(crate) enum RunToFollow {
+pub(crate) enum ExistingOrNewRun {
     /// A run that others start, or have started.
     Existing(FollowTarget),
     /// A run that starts when its events are already subscribed to, so that the reader misses none of them.
@@ -41,7 +41,7 @@ pub(crate) enum RunToFollow {
 }
 
 /// A run whose events are read.
-pub(crate) struct FollowedRun {
+pub(crate) struct FollowedRunInfo {
     pub(super) target: FollowTarget,
     /// The answer to the prompt, if the run is new.
     pub(super) accepted: Option<Accepted>,
@@ -49,13 +49,13 @@ pub(crate) struct FollowedRun {
     pub(super) decides: bool,
 }
 
-impl RunToFollow {
+impl ExistingOrNewRun {
     /// Starts the run if it is new. Returns the run, and whether its events may have been emitted before, because the
     /// prompt was accepted earlier.
-    pub(crate) async fn start(self, on: &dyn RunTarget) -> Result<(FollowedRun, bool), Error> {
+    pub(crate) async fn start(self, on: &dyn RunStarter) -> Result<(FollowedRunInfo, bool), Error> {
         let mut spec = match self {
             Self::Existing(target) => {
-                return Ok((FollowedRun { target, accepted: None, decides: false }, false));
+                return Ok((FollowedRunInfo { target, accepted: None, decides: false }, false));
             }
             Self::New(spec) => spec,
         };
@@ -77,7 +77,7 @@ impl RunToFollow {
             (Accepted::Known { .. }, None) => FollowTarget::InFlight,
         };
         let is_known = matches!(accepted, Accepted::Known { .. });
-        Ok((FollowedRun { target, accepted: Some(accepted), decides }, is_known))
+        Ok((FollowedRunInfo { target, accepted: Some(accepted), decides }, is_known))
     }
 }
 
@@ -110,11 +110,11 @@ impl RunToFollow {
 #[must_use = "a run does nothing until it is started"]
 pub struct RunRequest {
     spec: RunSpec,
-    target: Box<dyn RunTarget>,
+    target: Box<dyn RunStarter>,
 }
 
 impl RunRequest {
-    pub(crate) fn new(target: impl RunTarget + 'static, spec: RunSpec) -> Self {
+    pub(crate) fn new(target: impl RunStarter + 'static, spec: RunSpec) -> Self {
         Self { spec, target: Box::new(target) }
     }
 
@@ -219,7 +219,7 @@ impl RunRequest {
     ///
     /// Dropping the future or the returned reader does not cancel the run.
     pub async fn follow(self) -> Result<Running, Error> {
-        self.target.follow(RunToFollow::New(self.spec)).await
+        self.target.follow(ExistingOrNewRun::New(self.spec)).await
     }
 
     /// Starts the run, waits until it ends, and returns the response: see [`ask`](super::Agent::ask).

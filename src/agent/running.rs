@@ -19,7 +19,7 @@ use tokio::sync::mpsc::{self, UnboundedReceiver, UnboundedSender};
 use super::RunRequest;
 use super::{
     Accepted, Agent, Event, Failure, Follow, FollowFrom, FollowTarget, PendingUse, Response, ResumeDecisions,
-    RunOutcome, RunProgress, Snapshot, ToolChange, request::FollowedRun,
+    RunOutcome, RunProgress, Snapshot, ToolChange, request::FollowedRunInfo,
 };
 use crate::{
     budget::BudgetReport,
@@ -127,13 +127,13 @@ enum FollowedRunItem {
 }
 
 /// The items that were not read yet.
-struct FollowedRunQueue {
+struct UnreadFollowedRunItems {
     queue: VecDeque<FollowedRunItem>,
     /// The tool uses of the newest answer.
     uses: Vec<ToolUse>,
 }
 
-impl FollowedRunQueue {
+impl UnreadFollowedRunItems {
     /// Adds the owned form of the progress, unless the run has ended. `snapshot` is the snapshot that has shown the
     /// progress.
     fn add(&mut self, progress: RunProgress<'_>, turn: Option<TurnId>, snapshot: Option<&Snapshot>) {
@@ -314,9 +314,9 @@ const NOBODY: &str = "Nobody was available to decide.";
 ///
 /// Clones are the same pause. Each keeps the agent or the session alive.
 #[derive(Clone)]
-pub struct Pause(Arc<PauseShared>);
+pub struct Pause(Arc<PauseHandleState>);
 
-struct PauseShared {
+struct PauseHandleState {
     pending: Arc<PendingUse>,
     commands: Arc<dyn RunCommands>,
     is_settled: AtomicBool,
@@ -324,7 +324,7 @@ struct PauseShared {
     dropped: Option<UnboundedSender<Arc<PendingUse>>>,
 }
 
-impl Drop for PauseShared {
+impl Drop for PauseHandleState {
     fn drop(&mut self) {
         if let Some(dropped) = self.dropped.as_ref().filter(|_| !self.is_settled.load(Ordering::Relaxed)) {
             // Without a reader, the pause is left.
@@ -479,7 +479,7 @@ impl Running {
     /// Creates a reader of these updates. `first` is the first snapshot, which a new run does not need: its prompt is not in
     /// it, or was returned earlier. `name` is `agent` or `session`, for errors.
     pub(crate) fn new<S: Send + Sync + 'static, E: Send + Sync + 'static>(
-        FollowedRun { target, accepted, decides }: FollowedRun,
+        FollowedRunInfo { target, accepted, decides }: FollowedRunInfo,
         first: Option<Arc<S>>,
         updates: impl Stream<Item = Update<S, E>> + Send + Unpin + 'static,
         event_of: fn(&E) -> Option<&Event>,
@@ -487,7 +487,7 @@ impl Running {
         commands: Arc<dyn RunCommands>,
         name: &'static str,
     ) -> Self {
-        let read = move |follow: &mut Follow, items: &mut FollowedRunQueue, state: &S| {
+        let read = move |follow: &mut Follow, items: &mut UnreadFollowedRunItems, state: &S| {
             let ((history, agent), mut turn) = (snapshot_of(state), follow.turn());
             follow.snapshot(history, agent, &mut |progress| {
                 if let RunProgress::Turn(new) = progress {
@@ -503,7 +503,7 @@ impl Running {
             _ => accepted,
         };
         let mut follow = Follow::new(target, FollowFrom::Start);
-        let mut items = FollowedRunQueue { queue: VecDeque::new(), uses: Vec::new() };
+        let mut items = UnreadFollowedRunItems { queue: VecDeque::new(), uses: Vec::new() };
         if let Some(started) = &started {
             follow.accepted(started);
         }
@@ -615,7 +615,7 @@ impl Running {
         let ended = ids.filter(|id| !is_in(&pauses, id)).cloned().map(RunStep::PauseEnded);
         self.changes.extend(ended);
         for pending in pauses.iter().filter(|pause| !is_in(&self.pauses, &pause.tool_use.id)) {
-            let shared = PauseShared {
+            let shared = PauseHandleState {
                 pending: Arc::clone(pending),
                 commands: Arc::clone(&self.commands),
                 is_settled: AtomicBool::new(false),

@@ -4,7 +4,8 @@ use serde::{Deserialize, Serialize, Serializer, ser::SerializeMap};
 use serde_json::Value;
 
 use super::{
-    Next, Prompt, ResolvedCompaction, Status, WeakAgent, backup::ResolvedBackupModel, model_spec::ModelSpec,
+    Next, Prompt, ResolvedCompactionPolicy, Status, WeakAgent, backup::ResolvedBackupModel,
+    model_spec::ModelSpec,
 };
 use crate::{
     budget::Budget,
@@ -46,7 +47,7 @@ pub(crate) struct RareAgentSettings {
     /// The backup models, in order. They are not stored.
     pub(crate) backups: Arc<[ResolvedBackupModel]>,
     /// How long conversations are compacted, if they are. Not stored.
-    pub(crate) compaction: Option<Arc<ResolvedCompaction>>,
+    pub(crate) compaction: Option<Arc<ResolvedCompactionPolicy>>,
 }
 
 impl RareAgentSettings {
@@ -121,14 +122,14 @@ impl Config {
     }
 
     /// Sets how long conversations are compacted.
-    pub(crate) fn set_compactor(&mut self, compactor: Option<ResolvedCompaction>) {
+    pub(crate) fn set_compactor(&mut self, compactor: Option<ResolvedCompactionPolicy>) {
         if let Some(compactor) = compactor {
             RareAgentSettings::edit(&mut self.extras).compaction = Some(Arc::new(compactor));
         }
     }
 
     /// Returns how long conversations are compacted, if they are.
-    pub(crate) fn compactor(&self) -> Option<&ResolvedCompaction> {
+    pub(crate) fn compactor(&self) -> Option<&ResolvedCompactionPolicy> {
         self.extras.as_ref()?.compaction.as_deref()
     }
 

@@ -22,11 +22,11 @@ use tokio::{
 };
 
 use super::{
-    Agent, AgentBuilder, Error, FollowTarget, PendingUse, Prompt, PromptId, Response, ResumeDecisions,
-    RunStep, RunToFollow, Running,
+    Agent, AgentBuilder, Error, ExistingOrNewRun, FollowTarget, PendingUse, Prompt, PromptId, Response,
+    ResumeDecisions, RunStep, Running,
     core::UNCERTAIN,
     delegation::{
-        ForwardedDecision, NewSubAgent, ParentCall, RunningSubAgent, SubAgentTarget, SubAgentTerminator,
+        ForwardedDecision, NewSubAgent, ParentCall, RunningSubAgent, SubAgentHandle, SubAgentTerminator,
     },
     running::value_of,
 };
@@ -34,7 +34,10 @@ use crate::{
     message::ToolUse,
     provider::{OutputSchema, StopReason},
     run::{ErrorKind, RunAt, RunSpec},
-    tool::{AgentLink, ClockStopGuard, Decision, Replay, Schema, Tool, ToolContext, ToolError, ToolOutput},
+    tool::{
+        Decision, QuestionWaitGuard, Replay, Schema, Tool, ToolCallAgentLink, ToolContext, ToolError,
+        ToolOutput,
+    },
 };
 
 /// The shortest time between two reports of new text.
@@ -283,7 +286,7 @@ impl Tool for SubAgent {
                 None => agent().start().await.map(RunningSubAgent::in_memory),
             };
             let child = child.map_err(failed)?;
-            let call = FollowedSubAgentCall {
+            let call = RunningSubAgentCall {
                 name: &self.name,
                 parent: &guard.0,
                 target: &*child.target,
@@ -333,17 +336,17 @@ impl Drop for CancelSubAgentOnDrop {
 }
 
 /// A call whose sub-agent runs.
-struct FollowedSubAgentCall<'a> {
+struct RunningSubAgentCall<'a> {
     name: &'a Arc<str>,
     parent: &'a ParentCall,
-    target: &'a dyn SubAgentTarget,
+    target: &'a dyn SubAgentHandle,
     conversation: Option<&'a Arc<str>>,
     context: &'a ToolContext,
 }
 
 /// The progress of a sub-agent.
 #[derive(Default)]
-struct SubAgentProgress {
+struct SubAgentProgressTracker {
     step: u32,
     /// The tool uses of the last answer.
     uses: Vec<ToolUse>,
@@ -354,7 +357,7 @@ struct SubAgentProgress {
     due: Option<Instant>,
 }
 
-impl<'a> FollowedSubAgentCall<'a> {
+impl<'a> RunningSubAgentCall<'a> {
     /// Sends the prompt, and follows its run to the end. A prompt that was sent by an earlier process is not sent again.
     async fn run(
         &self,
@@ -363,7 +366,7 @@ impl<'a> FollowedSubAgentCall<'a> {
     ) -> Result<Arc<Response>, Error> {
         // The run is followed before it starts, so the reader sees its end as an event, with the whole response.
         let id = prompt.id.clone().unwrap_or_else(|| PromptId::new(self.parent.key()));
-        let run = RunToFollow::Existing(FollowTarget::Prompt(id));
+        let run = ExistingOrNewRun::Existing(FollowTarget::Prompt(id));
         let running = self.target.follow(run).await?;
         self.target.start(RunSpec::new(RunAt::Head, prompt)).await?;
         self.follow(running, decisions).await
@@ -376,7 +379,7 @@ impl<'a> FollowedSubAgentCall<'a> {
         decisions: &mut UnboundedReceiver<ForwardedDecision>,
     ) -> Result<Arc<Response>, Error> {
         let mut deciding = FuturesUnordered::new();
-        let (mut progress, mut clock, mut shown) = (SubAgentProgress::default(), None, Vec::new());
+        let (mut progress, mut clock, mut shown) = (SubAgentProgressTracker::default(), None, Vec::new());
         loop {
             let due = progress.due.unwrap_or_else(Instant::now);
             tokio::select! {
@@ -405,7 +408,7 @@ impl<'a> FollowedSubAgentCall<'a> {
     }
 
     /// Shows the pauses as questions of the call. While there are some, the clock of the call is stopped.
-    async fn pause(&self, pauses: &[Arc<PendingUse>]) -> Option<ClockStopGuard<'a>> {
+    async fn pause(&self, pauses: &[Arc<PendingUse>]) -> Option<QuestionWaitGuard<'a>> {
         let of_sub_agent =
             |pause: &Arc<PendingUse>| pause.of_sub_agent(Arc::clone(self.name), self.conversation.cloned());
         let own = pauses.iter().map(of_sub_agent).collect();
@@ -417,11 +420,11 @@ impl<'a> FollowedSubAgentCall<'a> {
                 let _ = self.target.decide(resume).await;
             }
         }
-        self.context.agent().filter(|_| !pauses.is_empty()).map(AgentLink::stop_clock)
+        self.context.agent().filter(|_| !pauses.is_empty()).map(ToolCallAgentLink::stop_clock)
     }
 
     /// Takes note of a step of the run, and reports it if it is of interest.
-    fn note(&self, step: RunStep, progress: &mut SubAgentProgress) {
+    fn note(&self, step: RunStep, progress: &mut SubAgentProgressTracker) {
         let mut tool = None;
         let mut below = None;
         match step {
@@ -451,7 +454,7 @@ impl<'a> FollowedSubAgentCall<'a> {
         self.report(progress, tool, below);
     }
 
-    fn report(&self, progress: &mut SubAgentProgress, tool: Option<String>, below: Option<Value>) {
+    fn report(&self, progress: &mut SubAgentProgressTracker, tool: Option<String>, below: Option<Value>) {
         (progress.due, progress.last) = (None, Some(Instant::now()));
         let mut report = json!({ "name": self.name, "step": progress.step });
         if let Some(conversation) = self.conversation {

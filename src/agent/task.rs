@@ -30,15 +30,15 @@ use futures_channel::mpsc::Sender;
 use tokio::sync::{mpsc, oneshot};
 
 use super::{
-    Admission, AgentCallbacks, CommitItem, Config, Durable, Event, Response, RunEnd, Snapshot, State,
-    WeakAgent,
-    command::{AgentCommand, AgentReplyTx, StopAgent},
-    core::{AgentCore, AgentEffect, CallbackCall, CoreContext},
-    delegation::SubAgentHost,
+    AgentCallbacks, CommitItem, Config, Durable, Event, RequestConcurrencyLimiter, Response, RunEnd,
+    Snapshot, State, WeakAgent,
+    command::{AgentCommand, AgentReplyTx, StopAgentCommand},
+    core::{AgentCore, AgentEffect, CallbackCall, CoreInputContext},
+    delegation::SubAgentSessionOpener,
     phase::{OpNumber, Turn},
 };
 use crate::{
-    actor::{FairYield, Termination},
+    actor::{ActorTermination, FairYield},
     message::{History, Timestamp, TurnId},
     provider::{Credentials, Model, Provider, RetryPolicy},
     run::Error,
@@ -47,8 +47,8 @@ use crate::{
     tool::{Extensions, ToolLimits},
 };
 use calls::drop_contained;
-pub(super) use durability::RecordQueue;
-use presence::ActiveToolCalls;
+pub(super) use durability::AgentRecordingState;
+use presence::UnfinishedToolCalls;
 pub(super) use spending::SharedBudgets;
 use work::AgentWork;
 
@@ -56,7 +56,7 @@ use work::AgentWork;
 const MAX_OUTBOX: usize = 1024;
 
 /// The settings that never change during an agent's life.
-pub(super) struct AgentSetup {
+pub(super) struct FixedAgentSettings {
     /// The agent's name, for telemetry.
     pub(super) name: Option<Arc<str>>,
     pub(super) extensions: Extensions,
@@ -71,13 +71,13 @@ pub(super) struct AgentSetup {
     pub(super) credentials: Vec<Credentials>,
     /// Whether only the history's owner may change the history.
     pub(super) owned: bool,
-    pub(super) admission: Option<Arc<dyn Admission>>,
-    pub(super) hold: Option<Arc<dyn OwnerLink>>,
+    pub(super) admission: Option<Arc<dyn RequestConcurrencyLimiter>>,
+    pub(super) hold: Option<Arc<dyn OwningSession>>,
 }
 
 /// The session that owns an agent with a conversation. It decides whether the agent may accept a prompt, and is asked
 /// before each prompt, whichever handle sends the prompt.
-pub(crate) trait OwnerLink: Send + Sync {
+pub(crate) trait OwningSession: Send + Sync {
     /// Returns the id of the conversation, for telemetry.
     fn conversation(&self) -> &str;
 
@@ -88,7 +88,7 @@ pub(crate) trait OwnerLink: Send + Sync {
     fn reason(&self) -> Option<Error>;
 
     /// Returns the manager that runs the sub-agents of this agent as sessions, if there is one.
-    fn sub_agents(&self) -> Option<Arc<dyn SubAgentHost>> {
+    fn sub_agents(&self) -> Option<Arc<dyn SubAgentSessionOpener>> {
         None
     }
 }
@@ -96,7 +96,7 @@ pub(crate) trait OwnerLink: Send + Sync {
 /// The state that handles and subscriptions share with the task. This state outlives the task.
 #[derive(Debug, Default)]
 pub(super) struct AgentShared {
-    pub(super) termination: Termination<Snapshot>,
+    pub(super) termination: ActorTermination<Snapshot>,
     pub(super) started: AtomicBool,
     /// The error that later calls of `stop` return, if the deadline passed before the agent had ended.
     pub(super) cut_off: OnceLock<Error>,
@@ -108,7 +108,7 @@ pub(super) struct AgentTask {
     config: Arc<Config>,
     /// The model whose provider owns the API key and headers in the configuration, if there are any.
     secrets_of: Option<Model>,
-    setup: Arc<AgentSetup>,
+    setup: Arc<FixedAgentSettings>,
     weak: WeakAgent,
     feed: Feed<Event>,
     commit: Option<CommitChannel>,
@@ -116,13 +116,13 @@ pub(super) struct AgentTask {
     notices: VecDeque<Box<dyn std::any::Any + Send>>,
     asker: Option<oneshot::Sender<Result<Arc<Response>, Error>>>,
     idle_waiters: Vec<AgentReplyTx<()>>,
-    instance: Option<ProviderInstance>,
+    instance: Option<ConversationProvider>,
     /// The tool calls that have not ended.
-    active_calls: Arc<ActiveToolCalls>,
+    active_calls: Arc<UnfinishedToolCalls>,
     /// The work in progress. `None` while the agent is idle.
     work: Option<Box<AgentWork>>,
     /// `None` if the agent makes no records.
-    durability: Option<Box<RecordQueue>>,
+    durability: Option<Box<AgentRecordingState>>,
     /// The callback that the core has requested and that has not been called yet.
     wanted: Option<CallbackRequest>,
     /// Whether the running callback must be dropped.
@@ -131,7 +131,7 @@ pub(super) struct AgentTask {
     inputs: u32,
     /// The wait during which other tasks run, if the agent is yielding to them.
     own_wake: Option<Arc<FairYield>>,
-    last_words: AgentTaskKillGuard,
+    last_words: KilledAgentTaskReporter,
 }
 
 /// A requested callback.
@@ -141,7 +141,7 @@ struct CallbackRequest {
 }
 
 /// The provider instance that serves this conversation.
-struct ProviderInstance {
+struct ConversationProvider {
     /// The provider that opened the instance. If `own` is `None`, this provider itself serves all conversations.
     of: Arc<dyn Provider>,
     /// The instance, if the provider created one.
@@ -157,16 +157,16 @@ struct CommitChannel {
 }
 
 /// When dropped, reports that the task was killed, unless the task has ended cleanly.
-struct AgentTaskKillGuard(Arc<AgentShared>);
+struct KilledAgentTaskReporter(Arc<AgentShared>);
 
-impl Drop for AgentTaskKillGuard {
+impl Drop for KilledAgentTaskReporter {
     fn drop(&mut self) {
         self.0.termination.seal(End { reason: EndReason::Killed, snapshot: None });
     }
 }
 
 /// The reason why `drive` returned.
-enum AgentExit {
+enum AgentLoopExit {
     /// The core requested a callback.
     Call(CallbackRequest),
     /// The running callback has returned.
@@ -174,7 +174,7 @@ enum AgentExit {
     /// The running callback must be dropped.
     Dropped,
     /// The agent ends.
-    End(EndReason, Option<StopAgent>),
+    End(EndReason, Option<StopAgentCommand>),
 }
 
 impl AgentTask {
@@ -184,7 +184,7 @@ impl AgentTask {
     }
 
     /// Makes the task record its turns. With a `core`, the task starts with a turn in flight.
-    pub(super) fn keep_records(&mut self, durability: RecordQueue, core: Option<AgentCore>) {
+    pub(super) fn keep_records(&mut self, durability: AgentRecordingState, core: Option<AgentCore>) {
         self.durability = Some(Box::new(durability));
         if let Some(core) = core {
             self.core = core;
@@ -194,7 +194,7 @@ impl AgentTask {
     pub(super) fn new(
         history: History,
         config: Config,
-        setup: AgentSetup,
+        setup: FixedAgentSettings,
         weak: WeakAgent,
         shared: Arc<AgentShared>,
         commit: Option<Sender<CommitItem>>,
@@ -222,7 +222,7 @@ impl AgentTask {
             drop_call: false,
             inputs: 0,
             own_wake: None,
-            last_words: AgentTaskKillGuard(shared),
+            last_words: KilledAgentTaskReporter(shared),
         }
     }
 
@@ -234,18 +234,18 @@ impl AgentTask {
     ) {
         let (reason, stop) = loop {
             let call = match self.drive(&mut commands, None).await {
-                AgentExit::Call(call) => call,
-                AgentExit::Returned | AgentExit::Dropped => continue,
-                AgentExit::End(reason, stop) => break (reason, stop),
+                AgentLoopExit::Call(call) => call,
+                AgentLoopExit::Returned | AgentLoopExit::Dropped => continue,
+                AgentLoopExit::End(reason, stop) => break (reason, stop),
             };
             let (op, callback) = (call.op, call.call.name());
             let mut running = self.call(&mut *callbacks, call);
             let exit = self.drive(&mut commands, Some((op, callback, &mut running))).await;
             drop_contained(running);
-            if callback == CallbackCall::HandleEvent.name() && !matches!(exit, AgentExit::Returned) {
+            if callback == CallbackCall::HandleEvent.name() && !matches!(exit, AgentLoopExit::Returned) {
                 tracing::warn!("an application event is dropped because its handle_event was cut off");
             }
-            if let AgentExit::End(reason, stop) = exit {
+            if let AgentLoopExit::End(reason, stop) = exit {
                 break (reason, stop);
             }
         };
@@ -258,7 +258,7 @@ impl AgentTask {
     fn step_for<T>(
         &mut self,
         caller: CallerSpan,
-        input: impl FnOnce(&mut AgentCore, &mut CoreContext<'_>) -> T,
+        input: impl FnOnce(&mut AgentCore, &mut CoreInputContext<'_>) -> T,
     ) -> T {
         if caller.is_known() {
             self.work().caller = caller;
@@ -271,9 +271,9 @@ impl AgentTask {
     }
 
     /// Passes an input to the core and performs the resulting effects.
-    fn step<T>(&mut self, input: impl FnOnce(&mut AgentCore, &mut CoreContext<'_>) -> T) -> T {
+    fn step<T>(&mut self, input: impl FnOnce(&mut AgentCore, &mut CoreInputContext<'_>) -> T) -> T {
         let none = crate::tool::ToolSet::new();
-        let mut cx = CoreContext {
+        let mut cx = CoreInputContext {
             // The empty list of the previous step is reused to keep its allocation.
             effects: self.work.as_mut().map(|work| std::mem::take(&mut work.effects)).unwrap_or_default(),
             now: &Timestamp::now,

@@ -83,7 +83,7 @@ impl<'a> TextDeltas<'a> {
         snapshot_of: fn(&S) -> &Snapshot,
     ) -> Self {
         let (mut turn, mut follow) =
-            (TurnText::default(), Follow::new(FollowTarget::InFlight, FollowFrom::Start));
+            (BufferedTurnText::default(), Follow::new(FollowTarget::InFlight, FollowFrom::Start));
         if let Some(snapshot) = events.snapshot().map(|snapshot| snapshot_of(snapshot)).filter(|_| is_new)
             && snapshot.status != Status::Idle
         {
@@ -149,14 +149,14 @@ crate::debug::impl_debug!(TextDeltas<'_> { .. });
 
 /// The text of a turn that was read but has not been returned yet, and the end of the turn.
 #[derive(Default)]
-struct TurnText {
+struct BufferedTurnText {
     turn: Option<TurnId>,
     text: String,
     is_over: bool,
     error: Option<Error>,
 }
 
-impl TurnText {
+impl BufferedTurnText {
     fn end(&mut self, error: Option<Error>) {
         (self.is_over, self.error) = (true, error);
     }

@@ -24,7 +24,7 @@ use crate::{
     run::{Decided, Error, ErrorKind, PendingUse, TurnRecord},
     session::{ConversationLease, Session, SessionCommand, damaged_turn},
     store::{
-        Change, Commit, ConversationId, Filter, InapplicableDecision, Labels, Owner, Page, Position,
+        Change, Commit, ConversationId, Filter, InapplicableDecisionReason, Labels, Owner, Page, Position,
         StoreError, StoredTurn, TurnSummary, Turns, Version, Write,
     },
     time::moment_after,
@@ -327,9 +327,11 @@ impl ManagerShared {
             });
             let (record, result) = match stored.decide(decided.collect()) {
                 Ok(record) => (record, Ok(())),
-                Err(InapplicableDecision::Expired(tool_use, record)) => (*record, Err(stale(&tool_use))),
-                Err(InapplicableDecision::Stale(tool_use)) => return Err(stale(&tool_use)),
-                Err(InapplicableDecision::Damaged(problem)) => {
+                Err(InapplicableDecisionReason::Expired(tool_use, record)) => {
+                    (*record, Err(stale(&tool_use)))
+                }
+                Err(InapplicableDecisionReason::Stale(tool_use)) => return Err(stale(&tool_use)),
+                Err(InapplicableDecisionReason::Damaged(problem)) => {
                     return Err(damaged_turn(&problem));
                 }
             };

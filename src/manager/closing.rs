@@ -14,7 +14,7 @@ use super::{
 };
 use crate::{
     actor::FairYield,
-    agent::StopPolicy,
+    agent::AgentStopTurnPolicy,
     run::{Error, ErrorKind},
     session::{ConversationLease, Session},
     store::{Change, ConversationId, Labels, Lease, StateChange, StoreError, Summary, TitleBy, Write},
@@ -66,7 +66,7 @@ impl ManagerShared {
     pub(super) async fn close(
         self: &Arc<Self>,
         id: &ConversationId,
-        in_flight: StopPolicy,
+        in_flight: AgentStopTurnPolicy,
     ) -> Result<(), Error> {
         let (claim, session) = self.claim(id).await;
         let Some(session) = session else {
@@ -310,7 +310,7 @@ impl ManagerShared {
         session: &Session,
         grace: Duration,
         limit: Duration,
-        in_flight: StopPolicy,
+        in_flight: AgentStopTurnPolicy,
     ) -> Result<(), Error> {
         let is_idle = !grace.is_zero() && timeout(grace, session.wait_until_idle()).await.is_ok();
         let begun = Instant::now();
@@ -319,9 +319,9 @@ impl ManagerShared {
                 // If the turn has nothing to keep, the interrupt cancels the turn. If the turn is already complete, the
                 // interrupt does nothing.
                 let _ = match in_flight {
-                    StopPolicy::Keep => session.interrupt().await,
-                    StopPolicy::Discard => session.cancel().await,
-                    StopPolicy::Leave => Ok(()),
+                    AgentStopTurnPolicy::Keep => session.interrupt().await,
+                    AgentStopTurnPolicy::Discard => session.cancel().await,
+                    AgentStopTurnPolicy::Leave => Ok(()),
                 };
             }
             self.titled(session).await;
@@ -354,7 +354,9 @@ impl ManagerShared {
                 let (grace, limit) = (limits.grace.saturating_sub(begun.elapsed()), limits.deadline);
                 let one = async move {
                     let ended = match ending {
-                        ShutdownTurnPolicy::Stop => inner.end(&session, grace, limit, StopPolicy::Keep).await,
+                        ShutdownTurnPolicy::Stop => {
+                            inner.end(&session, grace, limit, AgentStopTurnPolicy::Keep).await
+                        }
                         ShutdownTurnPolicy::HandOver => session.hand_over(grace, limit).await,
                     };
                     ended.err().map(|error| (session.id().clone(), error))

@@ -7,7 +7,7 @@
 
 use std::{future::ready, sync::Arc};
 
-use super::{ConversationSource, Manager, OpenOptions, OpenedBy, TitleOrLabels, opening::aborted};
+use super::{Manager, NewOrStoredConversation, OpenOptions, OpenedBy, TitleOrLabels, opening::aborted};
 use crate::{
     panics::contained,
     run::{Accepted, Error, ErrorKind, Prompt, PromptId},
@@ -164,8 +164,8 @@ impl Conversation {
             let text = format!("the application does not open conversation {} in this process", self.id);
             return Err(Error::new(ErrorKind::NotOpened, text).with_member("conversation", &self.id));
         };
-        let opened = inner.open(self.id.clone(), options, ConversationSource::Stored, OpenedBy::User);
-        Ok(opened.await?.session)
+        let starting = inner.open(self.id.clone(), options, NewOrStoredConversation::Stored, OpenedBy::User);
+        Ok(starting.await?.session)
     }
 
     /// Performs an operation on the session. If the session ends at the same moment, opens it again, once.

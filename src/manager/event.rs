@@ -6,7 +6,7 @@ use tracing::Instrument;
 
 use super::{ManagerShared, registry::SessionLifeKey};
 use crate::{
-    agent::{Status, SubAgentHost},
+    agent::{Status, SubAgentSessionOpener},
     run::Error,
     session::{Session, SessionNotice, SessionWatcher},
     store::{ConversationId, Labels, Summary},
@@ -261,19 +261,19 @@ impl ManagerSnapshot {
 // Processes the notifications that sessions send to their manager.
 
 /// The watcher of one session.
-pub(super) struct SessionWatch {
+pub(super) struct ManagerSessionWatcher {
     pub(super) inner: Weak<ManagerShared>,
     pub(super) id: ConversationId,
     pub(super) key: SessionLifeKey,
 }
 
-impl SessionWatch {
+impl ManagerSessionWatcher {
     pub(super) fn new(inner: Weak<ManagerShared>, id: ConversationId, key: SessionLifeKey) -> Self {
         Self { inner, id, key }
     }
 }
 
-impl SessionWatcher for SessionWatch {
+impl SessionWatcher for ManagerSessionWatcher {
     fn notice(&self, notice: SessionNotice<'_>) {
         let Some(inner) = self.inner.upgrade() else {
             return;
@@ -350,7 +350,7 @@ impl SessionWatcher for SessionWatch {
         })
     }
 
-    fn sub_agents(self: Arc<Self>) -> Option<Arc<dyn SubAgentHost>> {
+    fn sub_agents(self: Arc<Self>) -> Option<Arc<dyn SubAgentSessionOpener>> {
         self.inner.upgrade().filter(|inner| inner.store.traits().labels)?;
         Some(self)
     }

@@ -16,12 +16,12 @@ use tokio::{
 
 use super::{
     ManagerShared,
-    opening::{SessionOpening, shut_down},
-    registry::{OpeningMessage, OpeningQueuePosition, SessionLifeKey},
+    opening::{SessionOpeningGuard, shut_down},
+    registry::{OpeningQueueTicket, QueuedOpeningCommand, SessionLifeKey},
 };
 use crate::{
     actor::passed,
-    agent::{Admission, RequestPermit},
+    agent::{RequestConcurrencyLimiter, RequestPermit},
     run::{Error, ErrorKind},
     store::ConversationId,
     sync::lock,
@@ -45,20 +45,26 @@ impl TurnLimits {
         }
     }
 
-    /// Returns the [`Admission`] that limits a session's requests, if a limit applies to them.
+    /// Returns the [`RequestConcurrencyLimiter`] that limits a session's requests, if a limit applies to them.
     pub(super) fn admission(
         &self,
         tenant: Option<Arc<str>>,
         inner: &Arc<ManagerShared>,
         id: &ConversationId,
         key: SessionLifeKey,
-    ) -> Option<Arc<dyn Admission>> {
+    ) -> Option<Arc<dyn RequestConcurrencyLimiter>> {
         let tenant = tenant.zip(self.per_tenant).map(|(tenant, limit)| self.tenant(tenant, limit));
         if tenant.is_none() && self.turns.is_none() {
             return None;
         }
         let turns = self.turns.clone();
-        Some(Arc::new(TurnGate { tenant, turns, inner: Arc::downgrade(inner), id: id.clone(), key }))
+        Some(Arc::new(SessionRequestLimiter {
+            tenant,
+            turns,
+            inner: Arc::downgrade(inner),
+            id: id.clone(),
+            key,
+        }))
     }
 
     /// Returns the number of requests that could start at once.
@@ -80,7 +86,7 @@ impl TurnLimits {
 }
 
 /// The admission for the requests of one session.
-struct TurnGate {
+struct SessionRequestLimiter {
     tenant: Option<Arc<Semaphore>>,
     turns: Option<Arc<Semaphore>>,
     inner: Weak<ManagerShared>,
@@ -88,12 +94,12 @@ struct TurnGate {
     key: SessionLifeKey,
 }
 
-impl Admission for TurnGate {
+impl RequestConcurrencyLimiter for SessionRequestLimiter {
     fn admit(&self) -> Pin<Box<dyn Future<Output = RequestPermit> + Send>> {
         // The tenant's semaphore is acquired first, so that a session that waits for its own tenant's limit takes no
         // place from other tenants.
         let semaphores = [self.tenant.clone(), self.turns.clone()];
-        let mut queue = QueuedRunGuard {
+        let mut queue = RunQueuedStatusGuard {
             inner: Weak::clone(&self.inner),
             id: self.id.clone(),
             key: self.key,
@@ -117,14 +123,14 @@ impl Admission for TurnGate {
 }
 
 /// A guard that reports a run as waiting, from `enter` until the guard is dropped.
-struct QueuedRunGuard {
+struct RunQueuedStatusGuard {
     inner: Weak<ManagerShared>,
     id: ConversationId,
     key: SessionLifeKey,
     is_in: bool,
 }
 
-impl QueuedRunGuard {
+impl RunQueuedStatusGuard {
     fn enter(&mut self) {
         if !std::mem::replace(&mut self.is_in, true) {
             self.report_queued(true);
@@ -138,7 +144,7 @@ impl QueuedRunGuard {
     }
 }
 
-impl Drop for QueuedRunGuard {
+impl Drop for RunQueuedStatusGuard {
     fn drop(&mut self) {
         if self.is_in {
             self.report_queued(false);
@@ -153,7 +159,7 @@ impl Drop for QueuedRunGuard {
 
 impl ManagerShared {
     /// Waits until there is room for one more session, if the number of open sessions is limited.
-    pub(super) async fn room(self: &Arc<Self>, opening: &SessionOpening) -> Result<(), Error> {
+    pub(super) async fn room(self: &Arc<Self>, opening: &SessionOpeningGuard) -> Result<(), Error> {
         let Some(line) = self.registry().take_place(&opening.id, opening.number) else {
             return Ok(());
         };
@@ -167,21 +173,21 @@ impl ManagerShared {
     }
 
     /// Waits for a place. Meanwhile, asks sessions to sleep when it receives such errands.
-    async fn wait_in_line(&self, line: OpeningQueuePosition) {
-        let OpeningQueuePosition { number, mut errands } = line;
+    async fn wait_in_line(&self, line: OpeningQueueTicket) {
+        let OpeningQueueTicket { number, mut errands } = line;
         let mut asking: Option<BoxFuture<'_, ()>> = None;
         loop {
             tokio::select! {
                 biased;
                 errand = errands.recv() => match errand {
-                    Some(OpeningMessage::PutToSleep { key, session }) => {
+                    Some(QueuedOpeningCommand::PutToSleep { key, session }) => {
                         asking = Some(Box::pin(async move {
                             // If `sleep` fails, the session has ended, which makes room too.
                             let ends = session.sleep().await.unwrap_or(true);
                             self.registry().answered(session.id(), key, number, ends);
                         }));
                     }
-                    Some(OpeningMessage::Enter) | None => return,
+                    Some(QueuedOpeningCommand::Enter) | None => return,
                 },
                 () = passed(&mut asking) => asking = None,
             }

@@ -10,9 +10,9 @@ use tracing::Instrument;
 
 use super::{
     ManagerShared,
-    event::SessionWatch,
+    event::ManagerSessionWatcher,
     registry::{SessionLifeKey, SessionOpeningNumber},
-    sub_agent::Tenant,
+    sub_agent::InheritedTenant,
 };
 use crate::{
     agent::{AgentBuilder, Durable, RECORD_DELAY, Recover},
@@ -23,13 +23,13 @@ use crate::{
 };
 
 /// The exclusive right to work on an id. The right is released when this is dropped, even after a panic.
-pub(super) struct ConversationClaim {
+pub(super) struct ConversationLock {
     inner: Arc<ManagerShared>,
     pub(super) id: ConversationId,
     pub(super) key: SessionLifeKey,
 }
 
-impl Drop for ConversationClaim {
+impl Drop for ConversationLock {
     fn drop(&mut self) {
         self.inner.registry().release(&self.id, self.key);
     }
@@ -37,13 +37,13 @@ impl Drop for ConversationClaim {
 
 /// The exclusive right to open an id. While it is held, the opening waits for a place, or has one. If this is dropped
 /// before the session is open, the place becomes free.
-pub(super) struct SessionOpening {
+pub(super) struct SessionOpeningGuard {
     inner: Arc<ManagerShared>,
     pub(super) id: ConversationId,
     pub(super) number: SessionOpeningNumber,
 }
 
-impl Drop for SessionOpening {
+impl Drop for SessionOpeningGuard {
     fn drop(&mut self) {
         self.inner.registry().leave_line(&self.id, self.number);
     }
@@ -60,7 +60,7 @@ pub(super) enum OpenedBy {
 
 /// The source of the conversation of a session that is started.
 #[derive(Clone, Copy)]
-pub(super) enum ConversationSource {
+pub(super) enum NewOrStoredConversation {
     /// The store.
     Stored,
     /// A new conversation under an id that may already be taken.
@@ -71,7 +71,7 @@ pub(super) enum ConversationSource {
     Either,
 }
 
-impl ConversationSource {
+impl NewOrStoredConversation {
     /// Returns whether a session that is already open may be returned instead of a new one.
     fn takes_running(self) -> bool {
         matches!(self, Self::Stored | Self::Either)
@@ -84,7 +84,7 @@ impl ManagerShared {
         self: &Arc<Self>,
         id: ConversationId,
         start: OpenOptions,
-        from: ConversationSource,
+        from: NewOrStoredConversation,
         by: OpenedBy,
     ) -> Result<OpenedSession, Error> {
         let mode = start.mode;
@@ -107,7 +107,7 @@ impl ManagerShared {
             };
             match begun {
                 Ok(number) => {
-                    let opening = SessionOpening { inner: Arc::clone(self), id, number };
+                    let opening = SessionOpeningGuard { inner: Arc::clone(self), id, number };
                     return self.start(opening, start, from, by).await;
                 }
                 Err(Ok(_)) if !from.takes_running() => {
@@ -125,12 +125,12 @@ impl ManagerShared {
     }
 
     /// Waits until nobody else works on an id, claims it and returns its open session.
-    pub(super) async fn claim(self: &Arc<Self>, id: &ConversationId) -> (ConversationClaim, Option<Session>) {
+    pub(super) async fn claim(self: &Arc<Self>, id: &ConversationId) -> (ConversationLock, Option<Session>) {
         loop {
             let claimed = self.registry().claim(id);
             match claimed {
                 Ok((key, session)) => {
-                    return (ConversationClaim { inner: Arc::clone(self), id: id.clone(), key }, session);
+                    return (ConversationLock { inner: Arc::clone(self), id: id.clone(), key }, session);
                 }
                 Err(claim) => claim.cancelled().await,
             }
@@ -152,9 +152,9 @@ impl ManagerShared {
     /// waits.
     async fn start(
         self: &Arc<Self>,
-        opening: SessionOpening,
+        opening: SessionOpeningGuard,
         start: OpenOptions,
-        from: ConversationSource,
+        from: NewOrStoredConversation,
         by: OpenedBy,
     ) -> Result<OpenedSession, Error> {
         let id = opening.id.clone();
@@ -231,20 +231,20 @@ impl ManagerShared {
 
     async fn launch(
         self: &Arc<Self>,
-        claim: &ConversationClaim,
+        claim: &ConversationLock,
         start: OpenOptions,
-        from: ConversationSource,
+        from: NewOrStoredConversation,
     ) -> Result<(Session, Option<Guard>), Error> {
         let (id, key) = (&claim.id, claim.key);
         let mut start = start;
         start.agent = Box::new(start.agent.registry(self.registry_of_models.clone()));
         if let Some(tenant) = &start.tenant {
-            start.agent = Box::new(start.agent.extension(Tenant(Arc::clone(tenant))));
+            start.agent = Box::new(start.agent.extension(InheritedTenant(Arc::clone(tenant))));
         }
         if let Some(admission) = self.limits.admission(start.tenant.clone(), self, id, key) {
             start.agent = Box::new(start.agent.admission(admission));
         }
-        let watch = SessionWatch::new(Arc::downgrade(self), id.clone(), key);
+        let watch = ManagerSessionWatcher::new(Arc::downgrade(self), id.clone(), key);
         let (send_guard, mut guard) = oneshot::channel();
         let builder = Session::builder(Arc::clone(&self.store))
             .shared(Arc::clone(&self.setup))
@@ -254,10 +254,10 @@ impl ManagerShared {
         // Each future is boxed separately, because the futures that open a session are large. Without the boxes, they
         // would all take up space in this future.
         let starting: BoxFuture<'_, Result<Session, Error>> = match from {
-            ConversationSource::Stored => Box::pin(builder.open(id.clone())),
-            ConversationSource::Generated => Box::pin(builder.create_with(id.clone())),
-            ConversationSource::Named => Box::pin(builder.create_with_id(id.clone())),
-            ConversationSource::Either => Box::pin(builder.open_or_create(id.clone())),
+            NewOrStoredConversation::Stored => Box::pin(builder.open(id.clone())),
+            NewOrStoredConversation::Generated => Box::pin(builder.create_with(id.clone())),
+            NewOrStoredConversation::Named => Box::pin(builder.create_with_id(id.clone())),
+            NewOrStoredConversation::Either => Box::pin(builder.open_or_create(id.clone())),
         };
         // A slow store or a slow `init` must not delay a shutdown.
         let session = tokio::select! {
@@ -371,14 +371,14 @@ pub struct OpenOptions {
     pub(super) labels: Labels,
     pub(super) tenant: Option<Arc<str>>,
     mode: Option<Mode>,
-    idle_shutdown: IdleShutdown,
+    idle_shutdown: IdleTimeoutSetting,
     durable: Durable,
     recover: Recover,
     record_delay: Duration,
 }
 
 /// When the session shuts down because it is idle.
-enum IdleShutdown {
+enum IdleTimeoutSetting {
     /// The time that is set for all sessions of the manager.
     OfManager,
     /// After this time, or never if it is `None`.
@@ -395,7 +395,7 @@ impl OpenOptions {
             labels: Labels::default(),
             tenant: None,
             mode: Some(Mode::Controller),
-            idle_shutdown: IdleShutdown::OfManager,
+            idle_shutdown: IdleTimeoutSetting::OfManager,
             durable: Durable::default(),
             recover: Recover::default(),
             record_delay: RECORD_DELAY,
@@ -432,7 +432,7 @@ impl OpenOptions {
         /// Sets how long the session stays open while it has no controller, and is idle or waits for decisions about a
         /// recorded turn. This replaces the manager's time. `None` keeps the session open without a limit.
         pub fn idle_shutdown(self, after: Option<Duration>) {
-            self.idle_shutdown = IdleShutdown::After(after);
+            self.idle_shutdown = IdleTimeoutSetting::After(after);
         }
 
         /// Sets how much of a turn in flight survives the end of the process. Defaults to [`Durable::Turns`]. See
@@ -460,7 +460,7 @@ impl OpenOptions {
             .durable(self.durable)
             .recover(self.recover)
             .record_delay(self.record_delay);
-        if let IdleShutdown::After(after) = self.idle_shutdown {
+        if let IdleTimeoutSetting::After(after) = self.idle_shutdown {
             session = session.idle_shutdown_after(after);
         }
         session.agent(*self.agent)

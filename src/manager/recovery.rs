@@ -20,7 +20,7 @@ use tracing::Instrument;
 use super::{
     Manager, ManagerBuilder, ManagerShared, OpenOptions, Wake,
     conversation::OpenerFn,
-    opening::{ConversationSource, OpenedBy, aborted, shut_down},
+    opening::{NewOrStoredConversation, OpenedBy, aborted, shut_down},
     sub_agent::is_of_call,
 };
 use crate::{
@@ -123,7 +123,7 @@ pub(super) struct RecoverySettings {
 crate::debug::impl_debug!(RecoverySettings(self) { sweep: self.sweep, .. });
 
 /// How a manager recovers turns, and the state of its sweeps.
-pub(super) struct RecoverySweepState {
+pub(super) struct ManagerRecoveryState {
     starter: Option<Arc<OpenerFn>>,
     sweep: Sweep,
     /// The time limit for opening one conversation, and for one part of the list of turns.
@@ -136,7 +136,7 @@ pub(super) struct RecoverySweepState {
     alive: DropGuard,
 }
 
-impl RecoverySweepState {
+impl ManagerRecoveryState {
     /// Returns the manager's starter.
     pub(super) fn starter(&self) -> Option<&OpenerFn> {
         self.starter.as_deref()
@@ -144,9 +144,9 @@ impl RecoverySweepState {
 }
 
 impl RecoverySettings {
-    pub(super) fn build(self) -> RecoverySweepState {
+    pub(super) fn build(self) -> ManagerRecoveryState {
         let Self { starter, sweep, timeout } = self;
-        RecoverySweepState {
+        ManagerRecoveryState {
             starter,
             sweep,
             timeout: timeout.unwrap_or(TIMEOUT),
@@ -261,7 +261,7 @@ struct RecoverySweepPositions {
 }
 
 /// The outcome of a sweep for one turn.
-enum RecoverySweepOutcome {
+enum SweptTurnOutcome {
     Opened,
     /// Somebody else works on the turn, or it needs nothing but decisions.
     Skipped,
@@ -272,7 +272,7 @@ impl ManagerShared {
     /// Starts the task of the sweep with the first operation of the manager, because a manager can be built outside of
     /// a runtime.
     pub(super) fn begin_sweeping(self: &Arc<Self>) {
-        let RecoverySweepState { starter: Some(starter), sweep, is_sweeping, .. } = &self.recovery else {
+        let ManagerRecoveryState { starter: Some(starter), sweep, is_sweeping, .. } = &self.recovery else {
             return;
         };
         let Some(every) = sweep.interval.with_leases(self.store.traits().lease) else { return };
@@ -420,7 +420,7 @@ impl ManagerShared {
                     let outcome = contained_async(inner.recover_one(&starter, &turn, verdict, options)).await;
                     let id = &turn.id;
                     let outcome =
-                        outcome.unwrap_or_else(|reason| RecoverySweepOutcome::Failed(aborted(id, &reason)));
+                        outcome.unwrap_or_else(|reason| SweptTurnOutcome::Failed(aborted(id, &reason)));
                     (turn, outcome)
                 };
                 tasks.spawn(one.in_current_span());
@@ -441,7 +441,7 @@ impl ManagerShared {
     /// Returns whether another conversation may be opened, while these tasks are running.
     fn has_room(
         &self,
-        tasks: &JoinSet<(TurnSummary, RecoverySweepOutcome)>,
+        tasks: &JoinSet<(TurnSummary, SweptTurnOutcome)>,
         recovered: &Recovered,
         room: usize,
     ) -> bool {
@@ -464,19 +464,19 @@ impl ManagerShared {
     /// Waits until one of the tasks ends, and records the outcome for its turn.
     async fn settle(
         &self,
-        tasks: &mut JoinSet<(TurnSummary, RecoverySweepOutcome)>,
+        tasks: &mut JoinSet<(TurnSummary, SweptTurnOutcome)>,
         attempts: &mut FailedOpenings,
         recovered: &mut Recovered,
     ) {
         match tasks.join_next().await {
-            Some(Ok((turn, RecoverySweepOutcome::Opened))) => {
+            Some(Ok((turn, SweptTurnOutcome::Opened))) => {
                 attempts.opened(&turn.id);
                 recovered.opened.push(turn.id);
             }
-            Some(Ok((turn, RecoverySweepOutcome::Failed(error)))) => {
+            Some(Ok((turn, SweptTurnOutcome::Failed(error)))) => {
                 self.failed(turn, error, attempts, recovered);
             }
-            Some(Ok((_, RecoverySweepOutcome::Skipped)) | Err(_)) | None => {}
+            Some(Ok((_, SweptTurnOutcome::Skipped)) | Err(_)) | None => {}
         }
     }
 
@@ -509,11 +509,11 @@ impl ManagerShared {
         turn: &TurnSummary,
         verdict: UnownedTurnAction,
         mut options: Option<OpenOptions>,
-    ) -> RecoverySweepOutcome {
+    ) -> SweptTurnOutcome {
         let recovered = async {
             if verdict == UnownedTurnAction::Expire {
                 if !self.expire(&turn.id).await? {
-                    return Ok(RecoverySweepOutcome::Skipped);
+                    return Ok(SweptTurnOutcome::Skipped);
                 }
                 options = Wake::from(turn).ask(&**starter)?;
             }
@@ -523,9 +523,9 @@ impl ManagerShared {
         timeout(limit, recovered).await.map_or_else(
             |_| {
                 let reason = format!("the conversation was not opened within {limit:?}");
-                RecoverySweepOutcome::Failed(aborted(&turn.id, &reason))
+                SweptTurnOutcome::Failed(aborted(&turn.id, &reason))
             },
-            |outcome| outcome.unwrap_or_else(RecoverySweepOutcome::Failed),
+            |outcome| outcome.unwrap_or_else(SweptTurnOutcome::Failed),
         )
     }
 
@@ -598,17 +598,19 @@ impl ManagerShared {
         self: &Arc<Self>,
         id: &ConversationId,
         options: Option<OpenOptions>,
-    ) -> Result<RecoverySweepOutcome, Error> {
-        let Some(options) = options else { return Ok(RecoverySweepOutcome::Skipped) };
-        match self.open(id.clone(), options.subscribe(None), ConversationSource::Stored, OpenedBy::User).await
+    ) -> Result<SweptTurnOutcome, Error> {
+        let Some(options) = options else { return Ok(SweptTurnOutcome::Skipped) };
+        match self
+            .open(id.clone(), options.subscribe(None), NewOrStoredConversation::Stored, OpenedBy::User)
+            .await
         {
-            Ok(_) => Ok(RecoverySweepOutcome::Opened),
+            Ok(_) => Ok(SweptTurnOutcome::Opened),
             // Another process was faster, the conversation was deleted, or a sub-agent waits for the turns above it.
             Err(error) => match error.kind() {
                 ErrorKind::OpenElsewhere
                 | ErrorKind::ShutDown
                 | ErrorKind::NotFound
-                | ErrorKind::SubAgent => Ok(RecoverySweepOutcome::Skipped),
+                | ErrorKind::SubAgent => Ok(SweptTurnOutcome::Skipped),
                 _ => Err(error),
             },
         }
@@ -628,10 +630,10 @@ impl ManagerShared {
                 let is_of_call = root.is_some() && inner.call_turn(&id).await?.is_some();
                 let id = root.filter(|_| is_of_call).unwrap_or_else(|| id.clone());
                 let Some(turn) = inner.store.turn(&id).await?.filter(|turn| !only_waits(turn)) else {
-                    return Ok(RecoverySweepOutcome::Skipped);
+                    return Ok(SweptTurnOutcome::Skipped);
                 };
                 if inner.waits_below(&id).await? {
-                    return Ok(RecoverySweepOutcome::Skipped);
+                    return Ok(SweptTurnOutcome::Skipped);
                 }
                 let labels = inner.store.summary(&id).await?.labels;
                 let turn = TurnSummary { labels, ..TurnSummary::new(id.clone(), &turn) };

@@ -23,14 +23,14 @@ use crate::{
 /// Identifies one life of a session. Sessions that are opened later with the same id have other keys.
 pub(super) type SessionLifeKey = u64;
 
-pub(super) struct OpenConversations {
+pub(super) struct SessionRegistry {
     slots: HashMap<ConversationId, ManagedSession>,
     /// The openings whose sessions are not open yet.
-    openings: HashMap<ConversationId, SessionOpeningState>,
+    openings: HashMap<ConversationId, UnfinishedSessionOpening>,
     /// The conversations that wait for room or have just got it, sorted by the numbers of their openings.
     waiting: BTreeMap<SessionOpeningNumber, ConversationId>,
     /// The openings that are waiting for a place.
-    line: BTreeMap<SessionOpeningNumber, WaitingSessionOpening>,
+    line: BTreeMap<SessionOpeningNumber, QueuedSessionOpening>,
     /// The number of unused places for open sessions. While it is above 0, the line is empty.
     free: usize,
     /// The number of sessions that were asked to sleep or are ending, so that openings in line get places.
@@ -73,7 +73,7 @@ struct ManagedSession {
     /// When the conversation was opened, as a value of the registry's clock.
     since: u64,
     /// The state of the request to make room.
-    rest: SessionSleepRequest,
+    rest: SessionSleepRequestState,
     /// The caller that has opened the session. The session of a call has no place.
     opened_by: OpenedBy,
 }
@@ -89,7 +89,7 @@ impl ManagedSession {
     }
 }
 
-impl OpenConversations {
+impl SessionRegistry {
     /// Creates a registry with this number of places for open sessions, and for calls of sub-agents.
     pub(super) fn new(places: usize, max_sub_agents: usize) -> Self {
         Self {
@@ -143,7 +143,7 @@ impl OpenConversations {
                 titling: None,
                 used: self.clock,
                 since: 0,
-                rest: SessionSleepRequest::default(),
+                rest: SessionSleepRequestState::default(),
                 opened_by: OpenedBy::User,
             }
         });
@@ -440,12 +440,12 @@ impl OpenConversations {
 // Places for open sessions. Openings wait in line for a place, and idle sessions are asked to make room.
 //
 // Each opening in line causes at most one session to be asked to sleep or to end. Different openings do this at the
-// same time. The lock is never held while a session replies: an opening in line receives an [`OpeningMessage`], performs it in
+// same time. The lock is never held while a session replies: an opening in line receives an [`QueuedOpeningCommand`], performs it in
 // its own task and reports the reply. Nothing is polled. A session that refuses is asked again only after it has
 // reported a change.
 
 /// An opening whose session is not open yet. Other openings of the id wait for its end.
-struct SessionOpeningState {
+struct UnfinishedSessionOpening {
     number: SessionOpeningNumber,
     /// Cancelled when the session is open, or the opening is given up.
     ended: CancellationToken,
@@ -455,8 +455,8 @@ struct SessionOpeningState {
 }
 
 /// An opening that waits for a place.
-struct WaitingSessionOpening {
-    errands: mpsc::UnboundedSender<OpeningMessage>,
+struct QueuedSessionOpening {
+    errands: mpsc::UnboundedSender<QueuedOpeningCommand>,
     /// The session that this opening is asking to sleep, with its key.
     asking: Option<(ConversationId, SessionLifeKey)>,
 }
@@ -465,8 +465,8 @@ struct WaitingSessionOpening {
 pub(super) type SessionOpeningNumber = u64;
 
 /// A message to an opening in line.
-pub(super) enum OpeningMessage {
-    /// Ask this session to sleep, and report the reply to [`OpenConversations::answered`]. An opening performs at most one
+pub(super) enum QueuedOpeningCommand {
+    /// Ask this session to sleep, and report the reply to [`SessionRegistry::answered`]. An opening performs at most one
     /// errand at a time.
     PutToSleep { key: SessionLifeKey, session: Session },
     /// The opening has a place and can continue. This is the last message.
@@ -474,15 +474,15 @@ pub(super) enum OpeningMessage {
 }
 
 /// The position in line that an opening holds: its number and the receiver of its errands.
-pub(super) struct OpeningQueuePosition {
+pub(super) struct OpeningQueueTicket {
     pub(in crate::manager) number: SessionOpeningNumber,
     /// The channel is unbounded, but it never holds more than two messages: one errand and the place.
-    pub(in crate::manager) errands: mpsc::UnboundedReceiver<OpeningMessage>,
+    pub(in crate::manager) errands: mpsc::UnboundedReceiver<QueuedOpeningCommand>,
 }
 
 /// Whether a session was asked to make room, and the result.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-enum SessionSleepRequest {
+enum SessionSleepRequestState {
     #[default]
     Unasked,
     /// An opening is asking the session to sleep.
@@ -497,7 +497,7 @@ enum SessionSleepRequest {
     Ending,
 }
 
-impl SessionSleepRequest {
+impl SessionSleepRequestState {
     /// Returns whether the session may soon make room, because it was asked to sleep or is ending.
     fn counts(self) -> bool {
         matches!(self, Self::Asked { .. } | Self::Ending)
@@ -507,7 +507,7 @@ impl SessionSleepRequest {
 impl ManagedSession {
     /// Returns whether the session may be asked to sleep. A paused session agrees if its turn is recorded.
     fn may_sleep(&self) -> bool {
-        self.rest == SessionSleepRequest::Unasked
+        self.rest == SessionSleepRequestState::Unasked
             && self.opened_by == OpenedBy::User
             && self.claim.is_none()
             && self.status != Status::Busy
@@ -515,12 +515,15 @@ impl ManagedSession {
     }
 }
 
-impl OpenConversations {
-    /// Begins an opening of an id for which [`OpenConversations::look`] returns nothing.
+impl SessionRegistry {
+    /// Begins an opening of an id for which [`SessionRegistry::look`] returns nothing.
     pub(in crate::manager) fn begin_opening(&mut self, id: &ConversationId) -> SessionOpeningNumber {
         self.clock += 1;
-        let opening =
-            SessionOpeningState { number: self.clock, ended: CancellationToken::new(), has_place: false };
+        let opening = UnfinishedSessionOpening {
+            number: self.clock,
+            ended: CancellationToken::new(),
+            has_place: false,
+        };
         self.openings.insert(id.clone(), opening);
         self.clock
     }
@@ -530,7 +533,7 @@ impl OpenConversations {
         &mut self,
         id: &ConversationId,
         number: SessionOpeningNumber,
-    ) -> Option<OpeningQueuePosition> {
+    ) -> Option<OpeningQueueTicket> {
         let opening = self.openings.get_mut(id)?;
         if self.free > 0 {
             opening.has_place = true;
@@ -541,11 +544,11 @@ impl OpenConversations {
             self.find_prospects();
         }
         let (sender, errands) = mpsc::unbounded_channel();
-        self.line.insert(number, WaitingSessionOpening { errands: sender, asking: None });
+        self.line.insert(number, QueuedSessionOpening { errands: sender, asking: None });
         self.waiting.insert(number, id.clone());
         self.emit(ManagerEvent::Waiting { id: id.clone() });
         self.make_room();
-        Some(OpeningQueuePosition { number, errands })
+        Some(OpeningQueueTicket { number, errands })
     }
 
     /// Ends the opening whose session is open now. Its place belongs to the session.
@@ -568,7 +571,7 @@ impl OpenConversations {
         if self.waiting.remove(&number).is_some() {
             self.emit(ManagerEvent::GivenUp { id: id.clone() });
         }
-        if let Some(SessionOpeningState { ended, has_place, .. }) = opening {
+        if let Some(UnfinishedSessionOpening { ended, has_place, .. }) = opening {
             ended.cancel();
             if has_place {
                 self.vacate();
@@ -583,7 +586,7 @@ impl OpenConversations {
             let entering = self.waiting.get(&number).and_then(|id| self.openings.get_mut(id));
             let has_entered = entering.map(|entering| entering.has_place = true).is_some();
             // The send fails if the opening was given up. That opening passes its place on when it is dropped.
-            let _ = opening.errands.send(OpeningMessage::Enter);
+            let _ = opening.errands.send(QueuedOpeningCommand::Enter);
             self.withdraw(opening);
             if has_entered {
                 return;
@@ -594,12 +597,12 @@ impl OpenConversations {
 
     /// Withdraws the request of an opening that has left the line. The opening no longer waits for the session that it
     /// asked.
-    fn withdraw(&mut self, opening: WaitingSessionOpening) {
+    fn withdraw(&mut self, opening: QueuedSessionOpening) {
         let Some((id, key)) = opening.asking else { return };
         if let Some(slot) = self.slot(&id, key)
-            && matches!(slot.rest, SessionSleepRequest::Asked { .. })
+            && matches!(slot.rest, SessionSleepRequestState::Asked { .. })
         {
-            slot.rest = SessionSleepRequest::Unasked;
+            slot.rest = SessionSleepRequestState::Unasked;
             self.making_room -= 1;
             self.consider(&id);
         }
@@ -624,10 +627,10 @@ impl OpenConversations {
             let (Some(opening), Some(session)) = (self.line.get_mut(&number), slot.session.clone()) else {
                 return;
             };
-            slot.rest = SessionSleepRequest::Asked { by: number, has_changed: false };
+            slot.rest = SessionSleepRequestState::Asked { by: number, has_changed: false };
             opening.asking = Some((id, slot.key));
             // The send fails if the opening was given up. That opening leaves the line when it is dropped.
-            let _ = opening.errands.send(OpeningMessage::PutToSleep { key: slot.key, session });
+            let _ = opening.errands.send(QueuedOpeningCommand::PutToSleep { key: slot.key, session });
             self.making_room += 1;
         }
     }
@@ -648,13 +651,13 @@ impl OpenConversations {
             opening.asking = None;
         }
         if let Some(slot) = self.slot(id, key)
-            && let SessionSleepRequest::Asked { by: asked_by, has_changed } = slot.rest
+            && let SessionSleepRequestState::Asked { by: asked_by, has_changed } = slot.rest
             && asked_by == by
         {
             slot.rest = match (ends, has_changed) {
-                (true, _) => SessionSleepRequest::Ending,
-                (false, true) => SessionSleepRequest::Unasked,
-                (false, false) => SessionSleepRequest::Refused,
+                (true, _) => SessionSleepRequestState::Ending,
+                (false, true) => SessionSleepRequestState::Unasked,
+                (false, false) => SessionSleepRequestState::Refused,
             };
             if !ends {
                 self.making_room -= 1;
@@ -666,11 +669,11 @@ impl OpenConversations {
 
     /// Clears the request that asked a session to make room, because the session has ended. The caller passes the place
     /// on with [`vacate`](Self::vacate).
-    fn end_rest(&mut self, rest: SessionSleepRequest) {
+    fn end_rest(&mut self, rest: SessionSleepRequestState) {
         if rest.counts() {
             self.making_room -= 1;
         }
-        if let SessionSleepRequest::Asked { by, .. } = rest
+        if let SessionSleepRequestState::Asked { by, .. } = rest
             && let Some(opening) = self.line.get_mut(&by)
         {
             opening.asking = None;
@@ -684,9 +687,9 @@ impl OpenConversations {
         }
         let Some(slot) = self.slot(id, key) else { return };
         match &mut slot.rest {
-            SessionSleepRequest::Refused => slot.rest = SessionSleepRequest::Unasked,
-            SessionSleepRequest::Asked { has_changed, .. } => *has_changed = true,
-            SessionSleepRequest::Unasked | SessionSleepRequest::Ending => {}
+            SessionSleepRequestState::Refused => slot.rest = SessionSleepRequestState::Unasked,
+            SessionSleepRequestState::Asked { has_changed, .. } => *has_changed = true,
+            SessionSleepRequestState::Unasked | SessionSleepRequestState::Ending => {}
         }
         self.consider(id);
         self.make_room();
@@ -706,8 +709,8 @@ impl OpenConversations {
     fn find_prospects(&mut self) {
         self.prospects.clear();
         for (id, slot) in &mut self.slots {
-            if slot.rest == SessionSleepRequest::Refused {
-                slot.rest = SessionSleepRequest::Unasked;
+            if slot.rest == SessionSleepRequestState::Refused {
+                slot.rest = SessionSleepRequestState::Unasked;
             }
             if slot.may_sleep() {
                 self.prospects.insert(slot.used, id.clone());

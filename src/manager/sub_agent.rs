@@ -3,7 +3,7 @@
 //! # Owners
 //!
 //! ```text
-//!  the parent's session ── SessionWatch: `SubAgentHost` ◄── the call finds it through its agent's delegations
+//!  the parent's session ── SessionWatch: `SubAgentSessionOpener` ◄── the call finds it through its agent's delegations
 //!  the call ── RunningChild ──► Session of the child: followed as a controller
 //!                    └── CallEnd ──► CallEntry ──► the registry: child, parent, a token for those who wait
 //! ```
@@ -71,14 +71,15 @@ use tracing::Instrument;
 use super::{
     Activity, ManagerShared, OpenOptions, OpenSession,
     closing::TitleOrLabels,
-    event::SessionWatch,
-    opening::{ConversationSource, OpenedBy, shut_down},
+    event::ManagerSessionWatcher,
+    opening::{NewOrStoredConversation, OpenedBy, shut_down},
     recovery::only_waits,
-    registry::{OpenConversations, SessionLifeKey},
+    registry::{SessionLifeKey, SessionRegistry},
 };
 use crate::{
     agent::{
-        Durable, NewSubAgent, ParentCall, RunningSubAgent, StopPolicy, SubAgentHost, SubAgentTerminator,
+        AgentStopTurnPolicy, Durable, NewSubAgent, ParentCall, RunningSubAgent, SubAgentSessionOpener,
+        SubAgentTerminator,
     },
     error::InvalidId,
     message::{MessageId, ToolUseId, TurnId, UsageSum},
@@ -97,7 +98,7 @@ const PAGE: usize = 64;
 const LONGEST_DELAY: Duration = Duration::from_secs(1);
 
 /// The tenant of a session, in the extensions of its agent, so that its sub-agents have the same one.
-pub(super) struct Tenant(pub(super) Arc<str>);
+pub(super) struct InheritedTenant(pub(super) Arc<str>);
 
 /// The calls whose sub-agents are sessions, by the conversations of the sub-agents.
 pub(super) struct SubAgentCalls {
@@ -188,7 +189,7 @@ impl SubAgentCalls {
     }
 }
 
-impl OpenConversations {
+impl SessionRegistry {
     /// Enters a call of an open session. If this call `waits`, and the limit is reached or its sub-agent is not closed yet,
     /// returns the token that is cancelled before the next attempt makes sense. A call that waits enters beyond the limit
     /// if its parent is a sub-agent with a place, because this place does not become free before the call returns.
@@ -226,13 +227,13 @@ impl OpenConversations {
 }
 
 /// The entry of a call in the registry. The call leaves when this is dropped.
-struct SubAgentCallEntry {
+struct SubAgentCallGuard {
     /// Weak, because the manager has the session whose tool has this entry.
     inner: Weak<ManagerShared>,
     child: ConversationId,
 }
 
-impl Drop for SubAgentCallEntry {
+impl Drop for SubAgentCallGuard {
     fn drop(&mut self) {
         if let Some(inner) = self.inner.upgrade() {
             inner.registry().calls.leave(&self.child);
@@ -242,7 +243,7 @@ impl Drop for SubAgentCallEntry {
 
 /// Closes the session of a sub-agent when its call ends.
 struct SubAgentSessionCloser {
-    entry: Option<SubAgentCallEntry>,
+    entry: Option<SubAgentCallGuard>,
     call: Arc<ParentCall>,
     /// The conversation of the call.
     parent: ConversationId,
@@ -257,7 +258,11 @@ impl SubAgentSessionCloser {
         let entry = self.entry.take()?;
         let inner = entry.inner.upgrade()?;
         let parent = self.parent.clone();
-        let in_flight = if is_left || self.call.is_left() { StopPolicy::Leave } else { StopPolicy::Keep };
+        let in_flight = if is_left || self.call.is_left() {
+            AgentStopTurnPolicy::Leave
+        } else {
+            AgentStopTurnPolicy::Keep
+        };
         let (was_parked, is_labelled) = (self.call.is_parked(), self.is_labelled);
         let closing = async move {
             let child = &entry.child;
@@ -271,7 +276,7 @@ impl SubAgentSessionCloser {
             if let Err(error) = inner.close(child, in_flight).await {
                 tracing::warn!(%child, %error, "a sub-agent was not closed completely");
             }
-            if in_flight == StopPolicy::Leave && was_parked {
+            if in_flight == AgentStopTurnPolicy::Leave && was_parked {
                 // A decision can have come after the root had agreed to end.
                 inner.continue_decided(child);
             }
@@ -279,7 +284,7 @@ impl SubAgentSessionCloser {
             if !is_labelled && let Err(error) = inner.label_late(child).await {
                 tracing::warn!(%child, %error, "a sub-agent did not get the labels of its root");
             }
-            if in_flight != StopPolicy::Leave
+            if in_flight != AgentStopTurnPolicy::Leave
                 && let Err(error) = inner.delete_without_parent(child, &parent).await
             {
                 tracing::warn!(%child, %error, "a sub-agent was not deleted with its parent");
@@ -306,7 +311,7 @@ impl Drop for SubAgentSessionCloser {
 }
 
 #[async_trait]
-impl SubAgentHost for SessionWatch {
+impl SubAgentSessionOpener for ManagerSessionWatcher {
     async fn open(&self, child: NewSubAgent<'_>) -> Result<RunningSubAgent, Error> {
         let id = child_id(child.call.key());
         let id = id.map_err(|error| Error::new(ErrorKind::Internal, error.to_string()))?;
@@ -319,7 +324,7 @@ impl SubAgentHost for SessionWatch {
         {
             other.cancelled().await;
         }
-        let entry = SubAgentCallEntry { inner: Weak::clone(&self.inner), child: id.clone() };
+        let entry = SubAgentCallGuard { inner: Weak::clone(&self.inner), child: id.clone() };
         let (entry, call, parent) = (Some(entry), Arc::clone(&child.call), self.id.clone());
         let mut end = Box::new(SubAgentSessionCloser { entry, call, parent, is_labelled: false });
         let mut delay = Duration::from_millis(10);
@@ -360,7 +365,7 @@ impl SubAgentHost for SessionWatch {
     }
 }
 
-impl SessionWatch {
+impl ManagerSessionWatcher {
     /// Opens the session of a sub-agent, and returns it with whether it records its turns. Returns `None` if another
     /// attempt has to follow.
     async fn open_once(
@@ -392,19 +397,20 @@ impl SessionWatch {
             // Without its root in the store, a sub-agent that a crash has left could not be deleted.
             parent.store().await?;
         }
-        let from = if child.is_known { ConversationSource::Either } else { ConversationSource::Named };
+        let from =
+            if child.is_known { NewOrStoredConversation::Either } else { NewOrStoredConversation::Named };
         let opened = inner.open(id.clone(), options, from, OpenedBy::Call).await?;
         if !opened.started {
             // A user has opened the conversation at rest, with another agent.
             drop(opened);
-            inner.close(id, StopPolicy::Leave).await?;
+            inner.close(id, AgentStopTurnPolicy::Leave).await?;
             return Ok(None);
         }
         let session = opened.session;
         inner.registry().calls.set_prepared(id, false);
         let mut own = session.labels().await?;
         if !is_own(&own) {
-            inner.close(id, StopPolicy::Leave).await?;
+            inner.close(id, AgentStopTurnPolicy::Leave).await?;
             return Err(not_own(id));
         }
         // The labels of the root may have changed in the meantime.
@@ -427,7 +433,7 @@ impl SessionWatch {
             .durable(if is_recorded { Durable::InFlight } else { Durable::Turns })
             .idle_shutdown(None)
             .subscribe(None);
-        if let Some(Tenant(tenant)) = child.call.context().extensions().get() {
+        if let Some(InheritedTenant(tenant)) = child.call.context().extensions().get() {
             options = options.tenant(Arc::clone(tenant));
         }
         options

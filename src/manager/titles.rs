@@ -64,19 +64,19 @@ impl Titles {
     }
 
     /// Generates a title for a conversation. The title is `None` if none can be made.
-    pub(super) async fn make(&self, history: &History) -> GeneratedTitle {
+    pub(super) async fn make(&self, history: &History) -> TitleGenerationResult {
         let title = match self {
             Self::Off => Ok(None),
             Self::Heuristic => Ok(heuristic(history)),
             Self::Own(generator) => by_application(&**generator, history).await,
             Self::Model(model) => return by_model(model, history).await,
         };
-        GeneratedTitle { title, usage: Vec::new() }
+        TitleGenerationResult { title, usage: Vec::new() }
     }
 }
 
 /// The result of an attempt to make a title.
-pub(super) struct GeneratedTitle {
+pub(super) struct TitleGenerationResult {
     pub(super) title: Result<Option<String>, TitleGenerationError>,
     /// The usage of the requests to the model, even if the requests failed.
     pub(super) usage: Vec<UsageRow>,
@@ -140,7 +140,7 @@ fn beginning(word: &str, limit: usize) -> &str {
     &word[..if end == 0 { whole } else { end }]
 }
 
-async fn by_model(model: &Model, history: &History) -> GeneratedTitle {
+async fn by_model(model: &Model, history: &History) -> TitleGenerationResult {
     let part = |role: Role, name: &str| {
         let own = history.iter().filter(|message| message.role == role && message.compaction.is_none());
         let text = own.map(|message| message.text());
@@ -148,7 +148,7 @@ async fn by_model(model: &Model, history: &History) -> GeneratedTitle {
         Some(format!("{name}: {}", text.chars().take(EXCERPT).collect::<String>()))
     };
     let Some(question) = part(Role::User, "User") else {
-        return GeneratedTitle { title: Ok(None), usage: Vec::new() };
+        return TitleGenerationResult { title: Ok(None), usage: Vec::new() };
     };
     let answer = part(Role::Assistant, "Assistant").unwrap_or_default();
     let system = "Give the conversation that you are shown a title of three to six words, in its own language. \
@@ -165,7 +165,7 @@ async fn by_model(model: &Model, history: &History) -> GeneratedTitle {
         }
         Ok(generated) => Ok(tidy(&generated.message.text())),
     };
-    GeneratedTitle { title, usage }
+    TitleGenerationResult { title, usage }
 }
 
 /// Sends a request, and adds the usage of each attempt to `rows`.

@@ -179,18 +179,18 @@ crate::debug::impl_debug! {
 /// The library for the protocol, whose target is `rmcp`, logs the code of the login at the level DEBUG. The code is valid
 /// for a short time, once, and only with the proof key.
 pub struct McpLogin {
-    server: LoginServer,
+    server: McpLoginErrorContext,
     session: AuthorizationSession,
 }
 
 /// The server of a login, as errors show it.
-struct LoginServer {
+struct McpLoginErrorContext {
     /// The URL without user, query and fragment.
     shown: String,
     secrets: Secrets,
 }
 
-impl LoginServer {
+impl McpLoginErrorContext {
     fn failed(&self, reason: String) -> McpError {
         McpError::LoginFailed { server: self.shown.clone(), reason: self.secrets.removed(reason) }
     }
@@ -349,7 +349,8 @@ impl McpLoginBuilder {
     /// Panics outside a tokio runtime with IO and time enabled.
     pub async fn begin(self, store: impl TokenStore) -> Result<McpLogin, McpError> {
         let Self { url, request } = self;
-        let server = LoginServer { shown: shown(&url), secrets: Secrets::new(Secrets::in_url(&url)) };
+        let server =
+            McpLoginErrorContext { shown: shown(&url), secrets: Secrets::new(Secrets::in_url(&url)) };
         let begun = async {
             let store = TokenStoreAdapter::new(Arc::new(store), &server.secrets);
             let words = |error: AuthError| error_chain(&error);

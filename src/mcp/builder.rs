@@ -45,7 +45,7 @@ impl McpBuilder {
             connect_limit: Duration::from_secs(30),
             idle_limit: Duration::from_mins(1),
             total_limit: Duration::from_mins(10),
-            selection: McpToolSelection::default(),
+            selection: McpToolSettings::default(),
         };
         Self { settings, version: None, misplaced: None }
     }
@@ -207,7 +207,7 @@ pub(super) struct McpSettings {
     pub(super) connect_limit: Duration,
     pub(super) idle_limit: Duration,
     pub(super) total_limit: Duration,
-    pub(super) selection: McpToolSelection,
+    pub(super) selection: McpToolSettings,
 }
 
 impl McpSettings {
@@ -273,7 +273,7 @@ pub(super) struct HttpTarget {
 
 /// The tools that are offered, identified by the names that the server uses.
 #[derive(Clone, Debug, Default)]
-pub(super) struct McpToolSelection {
+pub(super) struct McpToolSettings {
     /// The only tools that are offered. `None` offers all.
     pub(super) allowed: Option<BTreeSet<String>>,
     pub(super) renamed: BTreeMap<String, String>,

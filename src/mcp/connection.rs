@@ -39,7 +39,7 @@ use super::{
     McpError,
     builder::{self, McpSettings, ProgramStart},
     call,
-    http::{self, McpBoundedTransport, McpHttpObservations, McpServerFault},
+    http::{self, McpHttpObservations, McpQueueLimitedTransport, McpServerFault},
     incoming::messages,
     server::ReconnectPlan,
 };
@@ -60,14 +60,14 @@ pub(super) const LONGEST: usize = 4096;
 /// A connection. Dropping this closes the connection and ends the program.
 pub(super) struct McpConnection {
     service: RunningService<RoleClient, McpClientHandler>,
-    carrier: McpTransportParts,
+    carrier: McpTransportDetails,
     runtime: Handle,
     /// Ends the requests and the tasks of the connection when the connection is dropped, or when it can't be made.
     _over: DropGuard,
 }
 
 /// The parts of a connection's transport that rmcp does not expose.
-enum McpTransportParts {
+enum McpTransportDetails {
     Program(McpProgram),
     Http(Arc<McpHttpObservations>),
 }
@@ -201,13 +201,13 @@ impl McpConnection {
                     earlier = format!("; before, it was started and got `server/discover`{end}");
                     continue;
                 }
-                break (served, McpTransportParts::Program(program));
+                break (served, McpTransportDetails::Program(program));
             },
             builder::Transport::Http(target) => {
                 let (observed, transport) =
                     http::start(target, settings, over.clone(), changes.clone()).await?;
                 let served = timeout_at(deadline, handler().serve_with_lifecycle(transport, lifecycle)).await;
-                (served, McpTransportParts::Http(observed))
+                (served, McpTransportDetails::Http(observed))
             }
         };
         let service = match served.map_err(|_| settings.timed_out(limit))? {
@@ -259,8 +259,8 @@ impl McpConnection {
     /// Records a call of a tool on the current span.
     pub(super) fn record(&self, request: &RequestId, settings: &McpSettings) {
         let session = match &self.carrier {
-            McpTransportParts::Program(_) => None,
-            McpTransportParts::Http(observed) => observed.session(),
+            McpTransportDetails::Program(_) => None,
+            McpTransportDetails::Http(observed) => observed.session(),
         };
         let url = match &settings.transport {
             builder::Transport::Program(_) => None,
@@ -280,7 +280,7 @@ impl McpConnection {
     }
 
     pub(super) fn is_lost(&self) -> bool {
-        let has_ended = matches!(&self.carrier, McpTransportParts::Program(program) if program.has_ended());
+        let has_ended = matches!(&self.carrier, McpTransportDetails::Program(program) if program.has_ended());
         has_ended || self.peer().is_transport_closed()
     }
 
@@ -299,13 +299,13 @@ impl McpConnection {
     /// Closes the connection, and waits until the program has ended.
     pub(super) async fn close(&self) {
         self.service.cancellation_token().cancel();
-        if let McpTransportParts::Program(program) = &self.carrier {
+        if let McpTransportDetails::Program(program) = &self.carrier {
             program.ended().await;
         }
     }
 }
 
-impl McpTransportParts {
+impl McpTransportDetails {
     async fn ending(&self) -> String {
         match self {
             Self::Program(program) => program.words().await,
@@ -426,7 +426,7 @@ impl McpInputProbe {
 fn run(
     start: &ProgramStart,
     settings: &Arc<McpSettings>,
-) -> Result<(McpProgram, McpBoundedTransport<McpProgramTransport>, McpInputProbe), McpError> {
+) -> Result<(McpProgram, McpQueueLimitedTransport<McpProgramTransport>, McpInputProbe), McpError> {
     let cannot = |error: io::Error| McpError::Unreachable {
         server: settings.name.clone(),
         reason: format!("`{}` did not start: {error}", start.program.to_string_lossy()),
@@ -463,7 +463,7 @@ fn run(
         inner: AsyncRwTransport::new(messages, stdin).with_max_line_length(usize::MAX),
         process: Arc::clone(&process),
     };
-    let pipe = McpBoundedTransport::new(pipe, Arc::clone(&fault));
+    let pipe = McpQueueLimitedTransport::new(pipe, Arc::clone(&fault));
     Ok((McpProgram { process, words, heard, settings: Arc::clone(settings), fault }, pipe, input))
 }
 

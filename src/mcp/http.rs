@@ -38,7 +38,7 @@ use super::{
     McpError,
     builder::{HttpTarget, McpSettings},
     connection::LONGEST_MESSAGE,
-    incoming::{IncomingMessage as _, readable},
+    incoming::{IncomingMcpMessage as _, readable},
 };
 use crate::{provider::http::shared_client, sync::lock};
 
@@ -61,7 +61,7 @@ pub(super) async fn start(
     over: CancellationToken,
     changes: watch::Sender<u64>,
 ) -> Result<
-    (Arc<McpHttpObservations>, McpBoundedTransport<StreamableHttpClientTransport<HttpClient>>),
+    (Arc<McpHttpObservations>, McpQueueLimitedTransport<StreamableHttpClientTransport<McpHttpClient>>),
     McpError,
 > {
     let wrong = |reason: String| settings.misconfigured(reason);
@@ -93,7 +93,7 @@ pub(super) async fn start(
         StreamableHttpClientTransportConfig::with_uri(target.url.as_str()).custom_headers(headers);
     config.retry_config = Arc::new(backoff());
     let observed = Arc::<McpHttpObservations>::default();
-    let client = HttpClient {
+    let client = McpHttpClient {
         client,
         observed: Arc::clone(&observed),
         over,
@@ -102,7 +102,7 @@ pub(super) async fn start(
         tokens,
     };
     let transport = StreamableHttpClientTransport::with_client(client, config);
-    let transport = McpBoundedTransport::new(transport, Arc::clone(&observed.fault));
+    let transport = McpQueueLimitedTransport::new(transport, Arc::clone(&observed.fault));
     Ok((observed, transport))
 }
 
@@ -228,7 +228,7 @@ impl McpHttpObservations {
 /// even if nobody needs the connection. The request that ends the protocol session is the last one, so it has a time
 /// limit instead, which rmcp sets.
 #[derive(Clone)]
-pub(super) struct HttpClient {
+pub(super) struct McpHttpClient {
     client: Client,
     observed: Arc<McpHttpObservations>,
     over: CancellationToken,
@@ -238,7 +238,7 @@ pub(super) struct HttpClient {
     tokens: Option<StoredTokenRenewal>,
 }
 
-impl HttpClient {
+impl McpHttpClient {
     /// Sends a request with the stored token. If the server rejects the token, sends the request once more with the
     /// renewed token.
     async fn send<T, F>(&self, call: impl Fn(Option<String>) -> F) -> Result<T, McpHttpError>
@@ -300,7 +300,7 @@ impl HttpClient {
 }
 
 /// The transport passes no token, because its configuration has none. Its limits are replaced by [`LONGEST_MESSAGE`].
-impl StreamableHttpClient for HttpClient {
+impl StreamableHttpClient for McpHttpClient {
     type Error = reqwest::Error;
 
     async fn post_message(
@@ -435,22 +435,22 @@ pub(super) type McpServerFault = Arc<OnceLock<&'static str>>;
 
 /// A transport that ends the connection if too many messages wait. Calls of tools do not count, because the application
 /// decides how many calls run. All other messages do: they answer requests of the server, or cancel calls.
-pub(super) struct McpBoundedTransport<T> {
+pub(super) struct McpQueueLimitedTransport<T> {
     /// `None` after the end.
     inner: Option<T>,
     /// Each message that waits to be sent holds a clone of this pointer, so the clones count these messages.
     waiting: Arc<()>,
     fault: McpServerFault,
-    handshake: Handshake,
+    handshake: SentHandshakeRequests,
 }
 
-impl<T> McpBoundedTransport<T> {
+impl<T> McpQueueLimitedTransport<T> {
     pub(super) fn new(inner: T, fault: McpServerFault) -> Self {
-        Self { inner: Some(inner), waiting: Arc::new(()), fault, handshake: Handshake::default() }
+        Self { inner: Some(inner), waiting: Arc::new(()), fault, handshake: SentHandshakeRequests::default() }
     }
 }
 
-impl<T: Transport<RoleClient>> Transport<RoleClient> for McpBoundedTransport<T> {
+impl<T: Transport<RoleClient>> Transport<RoleClient> for McpQueueLimitedTransport<T> {
     type Error = T::Error;
 
     fn send(
@@ -498,14 +498,14 @@ impl<T: Transport<RoleClient>> Transport<RoleClient> for McpBoundedTransport<T> 
 /// rmcp first sends `server/discover`. If no answer arrives within ten seconds, it sends `initialize`, and would then fail
 /// because of the late answer to the first request.
 #[derive(Default)]
-struct Handshake {
+struct SentHandshakeRequests {
     discover: Option<RequestId>,
     initialize: Option<RequestId>,
     /// The late answer to `server/discover`.
     discovered: Option<DiscoverResult>,
 }
 
-impl Handshake {
+impl SentHandshakeRequests {
     fn sent(&mut self, message: &TxJsonRpcMessage<RoleClient>) {
         let JsonRpcMessage::Request(message) = message else { return };
         match &message.request {
@@ -601,7 +601,7 @@ mod bounded_tests {
         let (ours, theirs) = duplex(64 * 1024);
         let (input, output) = split(ours);
         let transport =
-            McpBoundedTransport::new(AsyncRwTransport::new(input, output), McpServerFault::default());
+            McpQueueLimitedTransport::new(AsyncRwTransport::new(input, output), McpServerFault::default());
         let lifecycle = ClientLifecycleMode::Auto {
             preferred_versions: vec![ProtocolVersion::V_2026_07_28],
             legacy_version: Some(ProtocolVersion::V_2025_11_25),

@@ -20,7 +20,7 @@ pub(super) const TOO_DEEP: &str = "[nested too deeply]";
 
 /// Returns the messages of a reader, one per line, as text that rmcp can read. If a message has more than `longest` bytes
 /// or can't be read, calls `failed` with the error, because rmcp only logs it, and fails.
-pub(crate) fn messages<M: IncomingMessage>(
+pub(crate) fn messages<M: IncomingMcpMessage>(
     reader: impl AsyncRead + Send + Unpin,
     longest: usize,
     failed: impl Fn(AnyDelimiterCodecError) + Send + Unpin,
@@ -37,7 +37,7 @@ pub(crate) fn messages<M: IncomingMessage>(
 /// Returns the text for rmcp in place of a message that it can't read: the message without the values that are nested
 /// too deeply and with U+FFFD in place of each unpaired surrogate, or an error in place of an answer, or a request that
 /// is refused in place of a request. Returns `None` if the message is readable, or if its id is not.
-pub(super) fn readable<M: IncomingMessage>(text: &[u8]) -> Option<Vec<u8>> {
+pub(super) fn readable<M: IncomingMcpMessage>(text: &[u8]) -> Option<Vec<u8>> {
     let text = text.strip_prefix(b"\xef\xbb\xbf").unwrap_or(text).trim_ascii_start();
     if !text.starts_with(b"{") {
         return None;
@@ -73,18 +73,18 @@ pub(super) fn readable<M: IncomingMessage>(text: &[u8]) -> Option<Vec<u8>> {
 }
 
 /// The messages of one side.
-pub(crate) trait IncomingMessage: DeserializeOwned {
+pub(crate) trait IncomingMcpMessage: DeserializeOwned {
     /// Returns whether the sender may have meant a message of another kind.
     fn is_doubtful(&self) -> bool;
 }
 
-impl IncomingMessage for ClientJsonRpcMessage {
+impl IncomingMcpMessage for ClientJsonRpcMessage {
     fn is_doubtful(&self) -> bool {
         false
     }
 }
 
-impl IncomingMessage for ServerJsonRpcMessage {
+impl IncomingMcpMessage for ServerJsonRpcMessage {
     /// rmcp finds the kind of a result by its members, and takes the first kind that fits. The result of a call is one of
     /// the last kinds, and the very last kind fits every result.
     fn is_doubtful(&self) -> bool {

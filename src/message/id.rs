@@ -195,12 +195,12 @@ impl<'de> Deserialize<'de> for TurnId {
 /// ```
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-pub struct MessageId(#[cfg_attr(feature = "schema", schemars(with = "String"))] MessageIdForm);
+pub struct MessageId(#[cfg_attr(feature = "schema", schemars(with = "String"))] MadeOrGivenId);
 
 /// The form of an id: made by an agent, or given as a text. A text in the format of an agent's ids is always stored as
-/// [`MessageIdForm::Made`], so equal texts have equal forms.
+/// [`MadeOrGivenId::Made`], so equal texts have equal forms.
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
-enum MessageIdForm {
+enum MadeOrGivenId {
     Made { turn: TurnId, number: u32 },
     Given(Arc<str>),
 }
@@ -210,7 +210,7 @@ const TURN: usize = 22;
 /// The maximum length of an id that an agent has made: the turn's id, a hyphen and ten digits.
 const LONGEST: usize = TURN + 11;
 
-impl MessageIdForm {
+impl MadeOrGivenId {
     /// Reads an id that an agent has made: the turn's id in base64url, a hyphen and a decimal number.
     fn made(text: &str) -> Option<Self> {
         let (turn, number) = text.split_at_checked(TURN)?;
@@ -228,27 +228,27 @@ impl MessageIdForm {
 impl MessageId {
     /// Returns an id with exactly this text.
     pub fn new(id: impl AsRef<str> + Into<Arc<str>>) -> Self {
-        Self(MessageIdForm::made(id.as_ref()).unwrap_or_else(|| MessageIdForm::Given(id.into())))
+        Self(MadeOrGivenId::made(id.as_ref()).unwrap_or_else(|| MadeOrGivenId::Given(id.into())))
     }
 
     /// Returns the id of a message of this turn. Allocates nothing.
     pub(crate) const fn made(turn: TurnId, number: u32) -> Self {
-        Self(MessageIdForm::Made { turn, number })
+        Self(MadeOrGivenId::Made { turn, number })
     }
 
     /// Returns the turn that contains the message with this id, if an agent has made the id.
     pub(crate) const fn turn(&self) -> Option<TurnId> {
         match &self.0 {
-            MessageIdForm::Made { turn, .. } => Some(*turn),
-            MessageIdForm::Given(_) => None,
+            MadeOrGivenId::Made { turn, .. } => Some(*turn),
+            MadeOrGivenId::Given(_) => None,
         }
     }
 
     /// Returns the id's text. If an agent has made the id, the text is written into `buffer`.
     fn text<'a>(&'a self, buffer: &'a mut [u8; LONGEST]) -> &'a str {
         let (turn, mut number) = match &self.0 {
-            MessageIdForm::Given(text) => return text,
-            MessageIdForm::Made { turn, number } => (turn, *number),
+            MadeOrGivenId::Given(text) => return text,
+            MadeOrGivenId::Made { turn, number } => (turn, *number),
         };
         let mut start = LONGEST;
         loop {

@@ -10,7 +10,7 @@ use std::{
 
 use tokio::sync::oneshot;
 
-use crate::{message::ToolUse, sync::lock, telemetry::RequestTelemetryScope, tool::Decision};
+use crate::{message::ToolUse, sync::lock, telemetry::SharedRequestTelemetry, tool::Decision};
 
 /// The connection of a provider to the conversation that it serves. The connection is open while the stream of the
 /// response is open.
@@ -20,39 +20,39 @@ use crate::{message::ToolUse, sync::lock, telemetry::RequestTelemetryScope, tool
 /// [`Request::private_state`](super::Request::private_state).
 #[derive(Clone, Debug, Default)]
 pub struct RequestContext {
-    asking: Option<Arc<ProviderQuestionState>>,
+    asking: Option<Arc<RequestQuestionsState>>,
     /// The telemetry data of the request. `None` if telemetry is off.
-    scope: Option<Arc<RequestTelemetryScope>>,
+    scope: Option<Arc<SharedRequestTelemetry>>,
 }
 
-struct ProviderQuestionState {
-    decider: Decider,
+struct RequestQuestionsState {
+    decider: ProviderQuestionDecider,
     /// Whether a question has been asked. If so, the request must not be repeated.
     asked: AtomicBool,
     /// The number of open questions.
     open: AtomicUsize,
 }
 
-crate::debug::impl_debug!(ProviderQuestionState(self) { asked: self.asked, open: self.open, .. });
+crate::debug::impl_debug!(RequestQuestionsState(self) { asked: self.asked, open: self.open, .. });
 
 type DecideFn = dyn Fn(ToolUse) -> Pin<Box<dyn Future<Output = Decision> + Send>> + Send + Sync;
 
-enum Decider {
+enum ProviderQuestionDecider {
     Function(Box<DecideFn>),
-    Agent(Mutex<QuestionQueue>),
+    Agent(Mutex<ProviderQuestionQueue>),
 }
 
 /// The questions that wait for an agent. This is a plain queue and not a channel, because few requests ask a question,
 /// and creating a channel for each request would be the most expensive part of a short turn.
 #[derive(Debug, Default)]
-struct QuestionQueue {
+struct ProviderQuestionQueue {
     waiting: VecDeque<ProviderQuestion>,
     agent: Option<Waker>,
     closed: bool,
 }
 
-impl QuestionQueue {
-    /// Adds a question, unless [`QuestionReceiver`] has been dropped. Returns the waker of the agent, if the agent waits for a
+impl ProviderQuestionQueue {
+    /// Adds a question, unless [`ProviderQuestionReceiver`] has been dropped. Returns the waker of the agent, if the agent waits for a
     /// question.
     fn put(&mut self, question: ProviderQuestion) -> Option<Waker> {
         if !self.closed {
@@ -66,9 +66,9 @@ impl QuestionQueue {
 /// The agent's receiver of the questions that a request asks. After it is dropped, questions are answered with a
 /// rejection.
 #[derive(Debug)]
-pub(crate) struct QuestionReceiver(Arc<ProviderQuestionState>);
+pub(crate) struct ProviderQuestionReceiver(Arc<RequestQuestionsState>);
 
-impl QuestionReceiver {
+impl ProviderQuestionReceiver {
     /// Returns the oldest question that has not been taken yet.
     pub(crate) fn poll_next(&self, cx: &Context<'_>) -> Poll<ProviderQuestion> {
         let mut queue = self.queue();
@@ -82,39 +82,41 @@ impl QuestionReceiver {
         Poll::Pending
     }
 
-    fn queue(&self) -> MutexGuard<'_, QuestionQueue> {
+    fn queue(&self) -> MutexGuard<'_, ProviderQuestionQueue> {
         match &self.0.decider {
-            Decider::Agent(queue) => lock(queue),
-            Decider::Function(_) => unreachable!("questions are taken from a queue"),
+            ProviderQuestionDecider::Agent(queue) => lock(queue),
+            ProviderQuestionDecider::Function(_) => unreachable!("questions are taken from a queue"),
         }
     }
 }
 
-impl Drop for QuestionReceiver {
+impl Drop for ProviderQuestionReceiver {
     fn drop(&mut self) {
         // Keep the questions in `_left` until the lock is released, because dropping a question may run other code.
-        let _left =
-            std::mem::replace(&mut *self.queue(), QuestionQueue { closed: true, ..QuestionQueue::default() });
+        let _left = std::mem::replace(
+            &mut *self.queue(),
+            ProviderQuestionQueue { closed: true, ..ProviderQuestionQueue::default() },
+        );
     }
 }
 
-impl ProviderQuestionState {
-    fn new(decider: Decider) -> Self {
+impl RequestQuestionsState {
+    fn new(decider: ProviderQuestionDecider) -> Self {
         Self { decider, asked: AtomicBool::new(false), open: AtomicUsize::new(0) }
     }
 }
 
 /// Counts a question as open until it is dropped.
-struct OpenQuestionCounter<'a>(&'a AtomicUsize);
+struct OpenQuestionGuard<'a>(&'a AtomicUsize);
 
-impl<'a> OpenQuestionCounter<'a> {
+impl<'a> OpenQuestionGuard<'a> {
     fn new(open: &'a AtomicUsize) -> Self {
         open.fetch_add(1, Ordering::Relaxed);
         Self(open)
     }
 }
 
-impl Drop for OpenQuestionCounter<'_> {
+impl Drop for OpenQuestionGuard<'_> {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Ordering::Relaxed);
     }
@@ -146,13 +148,16 @@ impl RequestContext {
         D: Future<Output = Decision> + Send + 'static,
     {
         let decide = Box::new(move |tool_use| Box::pin(decide(tool_use)) as Pin<Box<_>>);
-        Self { asking: Some(Arc::new(ProviderQuestionState::new(Decider::Function(decide)))), scope: None }
+        Self {
+            asking: Some(Arc::new(RequestQuestionsState::new(ProviderQuestionDecider::Function(decide)))),
+            scope: None,
+        }
     }
 
     /// Creates a context for an agent, and the receiver of its questions.
-    pub(crate) fn with_questions() -> (Self, QuestionReceiver) {
-        let asking = Arc::new(ProviderQuestionState::new(Decider::Agent(Mutex::default())));
-        (Self { asking: Some(Arc::clone(&asking)), scope: None }, QuestionReceiver(asking))
+    pub(crate) fn with_questions() -> (Self, ProviderQuestionReceiver) {
+        let asking = Arc::new(RequestQuestionsState::new(ProviderQuestionDecider::Agent(Mutex::default())));
+        (Self { asking: Some(Arc::clone(&asking)), scope: None }, ProviderQuestionReceiver(asking))
     }
 
     /// Returns a context of the same request, but `decide` answers the questions.
@@ -183,10 +188,10 @@ impl RequestContext {
             return Decision::reject("no agent is available to decide");
         };
         asking.asked.store(true, Ordering::Relaxed);
-        let _open = OpenQuestionCounter::new(&asking.open);
+        let _open = OpenQuestionGuard::new(&asking.open);
         let queue = match &asking.decider {
-            Decider::Function(decide) => return decide(tool_use).await,
-            Decider::Agent(queue) => queue,
+            ProviderQuestionDecider::Function(decide) => return decide(tool_use).await,
+            ProviderQuestionDecider::Agent(queue) => queue,
         };
         let (answer, decision) = oneshot::channel();
         let agent = lock(queue).put(ProviderQuestion { tool_use, answer });
@@ -196,11 +201,11 @@ impl RequestContext {
 
     /// Sets the id of the conversation to which the request belongs, for telemetry.
     pub(crate) fn set_conversation(&mut self, conversation: Option<&str>) {
-        self.scope = Some(Arc::new(RequestTelemetryScope::new(conversation)));
+        self.scope = Some(Arc::new(SharedRequestTelemetry::new(conversation)));
     }
 
     /// Returns the scope of the request's telemetry, and creates it if there is none.
-    pub(super) fn open_scope(&mut self) -> Arc<RequestTelemetryScope> {
+    pub(super) fn open_scope(&mut self) -> Arc<SharedRequestTelemetry> {
         Arc::clone(self.scope.get_or_insert_default())
     }
 

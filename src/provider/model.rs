@@ -9,7 +9,7 @@ use schemars::JsonSchema;
 use serde::de::DeserializeOwned;
 
 use super::{
-    Catalogue, Completion, Delta, DeltaStream, Fold, ModelInfo, OutputCorrections, OutputSchema, Part,
+    Catalogue, Completion, Delta, DeltaStream, Fold, ModelInfo, OutputRetryMessages, OutputSchema, Part,
     Provider, ProviderError, ProviderErrorKind, Request, RequestContext, RetryPolicy, catalogue::ModelTraits,
     read_output, registry::split, secret::KeySource,
 };
@@ -325,7 +325,7 @@ impl Model {
         }
         request.options.set_output(Some(output.clone()));
         let history = request.history.clone();
-        let mut corrections = OutputCorrections::default();
+        let mut corrections = OutputRetryMessages::default();
         let mut usage = Usage::default();
         loop {
             request.history = corrections.after(&history);

@@ -67,16 +67,16 @@ use crate::tool::Schema;
 #[serde(transparent)]
 pub struct Options(
     #[serde(with = "shared")]
-    #[cfg_attr(feature = "schema", schemars(with = "OptionFields"))]
-    Option<Arc<OptionFields>>,
+    #[cfg_attr(feature = "schema", schemars(with = "OptionsContents"))]
+    Option<Arc<OptionsContents>>,
 );
 
 impl Options {
-    pub(crate) fn fields(&self) -> &OptionFields {
-        self.0.as_deref().unwrap_or(&OptionFields::NONE)
+    pub(crate) fn fields(&self) -> &OptionsContents {
+        self.0.as_deref().unwrap_or(&OptionsContents::NONE)
     }
 
-    pub(crate) fn fields_mut(&mut self) -> &mut OptionFields {
+    pub(crate) fn fields_mut(&mut self) -> &mut OptionsContents {
         Arc::make_mut(self.0.get_or_insert_default())
     }
 }
@@ -95,21 +95,21 @@ impl fmt::Debug for Options {
 
 /// The serialised form of the fields.
 mod shared {
-    use super::{Arc, Deserialize, Deserializer, OptionFields, Serialize, Serializer};
+    use super::{Arc, Deserialize, Deserializer, OptionsContents, Serialize, Serializer};
 
     #[expect(clippy::ref_option, reason = "serde calls it so")]
     pub(super) fn serialize<S: Serializer>(
-        fields: &Option<Arc<OptionFields>>,
+        fields: &Option<Arc<OptionsContents>>,
         serializer: S,
     ) -> Result<S::Ok, S::Error> {
-        fields.as_deref().unwrap_or(&OptionFields::NONE).serialize(serializer)
+        fields.as_deref().unwrap_or(&OptionsContents::NONE).serialize(serializer)
     }
 
     pub(super) fn deserialize<'de, D: Deserializer<'de>>(
         deserializer: D,
-    ) -> Result<Option<Arc<OptionFields>>, D::Error> {
-        let fields = OptionFields::deserialize(deserializer)?;
-        Ok((fields != OptionFields::NONE).then(|| Arc::new(fields)))
+    ) -> Result<Option<Arc<OptionsContents>>, D::Error> {
+        let fields = OptionsContents::deserialize(deserializer)?;
+        Ok((fields != OptionsContents::NONE).then(|| Arc::new(fields)))
     }
 }
 
@@ -176,7 +176,7 @@ options! {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema), schemars(inline))]
 #[serde(default)]
-struct OptionFields {
+struct OptionsContents {
     /// The maximum number of generated tokens, including reasoning.
     #[serde(skip_serializing_if = "Option::is_none")]
     max_tokens(set_max_tokens) -> value u32 = with_max_tokens(count: u32) => count;

@@ -79,14 +79,14 @@ fn fitted(value: Value, schema: &Schema) -> Result<Value, String> {
 
 /// Responses that did not fit and were requested again. They are part of requests but never of the history.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub(crate) struct OutputCorrections {
+pub(crate) struct OutputRetryMessages {
     /// The number of repeated requests so far.
     count: u32,
     /// The responses, each followed by a note about its problem.
     exchange: Vec<Arc<Message>>,
 }
 
-impl OutputCorrections {
+impl OutputRetryMessages {
     /// Returns whether a response that ended for this reason may be requested again. A truncated or refused response is
     /// not requested again, because the next response would end in the same way.
     pub(crate) fn allow_another(&self, reason: &StopReason, limit: Option<u32>) -> bool {

@@ -124,7 +124,7 @@ impl RetryPolicy {
         let policy = Self { max_retries: request.options.max_retries().unwrap_or(self.max_retries), ..self };
         // A timeout that `Instant` cannot represent counts as no timeout.
         let limit = request.options.timeout().and_then(|timeout| {
-            Some(RequestTimeout { timeout, deadline: Instant::now().checked_add(timeout)?, sleep: None })
+            Some(RequestDeadline { timeout, deadline: Instant::now().checked_add(timeout)?, sleep: None })
         });
         let attempts = RequestAttempts { policy, provider, request, retries: 0 };
         Box::pin(RetryStream {
@@ -270,7 +270,7 @@ struct RetryStream {
     /// Warnings about parts of the request that its model does not support. They are reported when the response starts.
     warnings: Vec<String>,
     priced: Option<ResponsePricing>,
-    limit: Option<RequestTimeout>,
+    limit: Option<RequestDeadline>,
     context: RequestContext,
 }
 
@@ -302,7 +302,7 @@ enum RetriedRequestState {
 }
 
 /// The request's total timeout.
-struct RequestTimeout {
+struct RequestDeadline {
     timeout: Duration,
     deadline: Instant,
     /// The timer of the timeout. It is created at the first wait, because that wait happens inside a runtime.

@@ -52,7 +52,7 @@ impl Secret {
     /// assert_eq!(key.scrub("keys begin with sk-proj-"), "keys begin with sk-proj-");
     /// ```
     pub fn scrub(&self, text: &str) -> String {
-        Scrubber::new([(self, SecretExtent::Parts)]).scrub(text).into_owned()
+        Scrubber::new([(self, SecretMatchMode::Parts)]).scrub(text).into_owned()
     }
 }
 
@@ -187,7 +187,7 @@ const PUBLIC: &[&str] = &[
 
 /// The part of a value that is replaced.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum SecretExtent {
+pub(crate) enum SecretMatchMode {
     /// Any eight consecutive bytes. This is for credentials.
     Parts,
     /// Only the whole value. This is for headers that contain words of a language or a URL.
@@ -201,7 +201,7 @@ pub(crate) struct Scrubber {
     base64: SecretPatterns,
 }
 
-/// The patterns to search for, in the form of a [`CanonicalText`] text.
+/// The patterns to search for, in the form of a [`SecretSearchText`] text.
 #[derive(Default)]
 struct SecretPatterns {
     whole: Vec<Vec<u8>>,
@@ -213,11 +213,11 @@ struct SecretPatterns {
 }
 
 impl Scrubber {
-    pub(crate) fn new<'s>(secrets: impl IntoIterator<Item = (&'s Secret, SecretExtent)>) -> Self {
+    pub(crate) fn new<'s>(secrets: impl IntoIterator<Item = (&'s Secret, SecretMatchMode)>) -> Self {
         let mut scrubber = Self::default();
         for (secret, extent) in secrets {
             let value = secret.reveal();
-            scrubber.add(value, SecretExtent::Whole);
+            scrubber.add(value, SecretMatchMode::Whole);
             // The value may consist of a scheme and credentials. Only the credentials are also searched for alone,
             // because the scheme alone is an ordinary word.
             let credentials = value.split_once(' ').map_or(value, |(_, credentials)| credentials.trim());
@@ -228,14 +228,14 @@ impl Scrubber {
         scrubber
     }
 
-    fn add(&mut self, value: &str, extent: SecretExtent) {
+    fn add(&mut self, value: &str, extent: SecretMatchMode) {
         if value.len() < SHORTEST {
             return;
         }
         let public = PUBLIC.iter().find(|public| value.starts_with(**public)).map_or("", |public| *public);
-        let canonical = CanonicalText::of(value).bytes;
+        let canonical = SecretSearchText::of(value).bytes;
         let forms = base64(value.as_bytes());
-        if extent == SecretExtent::Parts && value.len() >= LONG {
+        if extent == SecretMatchMode::Parts && value.len() >= LONG {
             self.plain.add_windows(&canonical, WINDOW);
             self.plain.public.push(public.as_bytes().to_vec());
             for form in &forms {
@@ -249,7 +249,7 @@ impl Scrubber {
 
     /// Returns the text with every occurrence of a secret replaced.
     pub(crate) fn scrub<'t>(&self, text: &'t str) -> Cow<'t, str> {
-        let mut canonical = CanonicalText::of(text);
+        let mut canonical = SecretSearchText::of(text);
         let mut found = self.plain.find(&canonical.bytes);
         // The URL-safe base64 alphabet differs from the standard one in two characters, which are converted.
         for byte in &mut canonical.bytes {
@@ -355,13 +355,13 @@ fn base64(value: &[u8]) -> [Vec<u8>; 3] {
 }
 
 /// A text in lower case and without escapes, and the position of each byte in the original text.
-struct CanonicalText {
+struct SecretSearchText {
     bytes: Vec<u8>,
     /// The position of each byte, and the end of the text.
     starts: Vec<usize>,
 }
 
-impl CanonicalText {
+impl SecretSearchText {
     /// Undoes escapes of JSON, however often they were applied, and percent-encoding. Converts letters to lower case,
     /// because services may echo a value in another case.
     fn of(text: &str) -> Self {

@@ -48,7 +48,7 @@ fn files_are_the_schemas_of_the_types() {
 
 /// Returns the schema of the updates of agents, sessions and managers, as they are serialised.
 fn updates() -> Value {
-    let mut document = Document::new(SchemaSettings::draft2020_12().for_serialize());
+    let mut document = SchemaDocument::new(SchemaSettings::draft2020_12().for_serialize());
     document.add::<Update<SessionSnapshot, SessionEvent>>("SessionUpdate", "An update of a session.");
     document.add::<Update<Snapshot, Event>>("AgentUpdate", "An update of an agent without a session.");
     document.add::<Update<ManagerSnapshot, ManagerEvent>>("ManagerUpdate", "An update of a manager.");
@@ -57,7 +57,7 @@ fn updates() -> Value {
 
 /// Returns the schema of the commands for sessions, and of their answers, as they are read.
 fn commands() -> Value {
-    let mut document = Document::new(SchemaSettings::draft2020_12().for_deserialize());
+    let mut document = SchemaDocument::new(SchemaSettings::draft2020_12().for_deserialize());
     document.add::<SessionCommand>("SessionCommand", "An operation of a session, sent by a client.");
     document.add::<SessionAnswer>("SessionAnswer", "The result of an operation of a session.");
     document.include::<Listing>();
@@ -68,13 +68,13 @@ fn commands() -> Value {
 }
 
 /// A schema with several main types.
-struct Document {
+struct SchemaDocument {
     generator: SchemaGenerator,
     /// The main types, with their names.
     main: Vec<(&'static str, Schema)>,
 }
 
-impl Document {
+impl SchemaDocument {
     fn new(settings: SchemaSettings) -> Self {
         Self { generator: settings.into_generator(), main: Vec::new() }
     }
@@ -98,7 +98,7 @@ impl Document {
             types.insert("Duration".to_owned(), duration());
         }
         types.sort_keys();
-        let tidy = Tidy {
+        let tidy = SchemaTidier {
             is_written: self.generator.contract().is_serialize(),
             in_events: false,
             events: types
@@ -109,7 +109,7 @@ impl Document {
         };
         for (name, schema) in &mut types {
             if let Ok(schema) = schema.try_into() {
-                Tidy { in_events: is_event(name), ..tidy.clone() }.transform(schema);
+                SchemaTidier { in_events: is_event(name), ..tidy.clone() }.transform(schema);
             }
         }
         types
@@ -159,7 +159,7 @@ fn duration() -> Value {
 
 /// Adapts schemas of Rust types to readers who do not know Rust.
 #[derive(Clone)]
-struct Tidy {
+struct SchemaTidier {
     /// Whether the schema describes the JSON that this crate writes, and not the JSON that it reads.
     is_written: bool,
     /// Whether the schema describes events.
@@ -168,7 +168,7 @@ struct Tidy {
     events: BTreeSet<String>,
 }
 
-impl Transform for Tidy {
+impl Transform for SchemaTidier {
     fn transform(&mut self, schema: &mut Schema) {
         if let Some(Value::String(text)) = schema.get_mut("description") {
             let is_event = |tag: &str| self.in_events && self.events.contains(tag);

@@ -108,17 +108,17 @@ impl EditorServers {
 ///
 /// See the [module](self).
 #[must_use = "an agent does nothing until it serves a client"]
-pub struct AcpAgent(EditorSettings);
+pub struct AcpAgent(EditorServerSettings);
 
 #[derive(Clone)]
-struct EditorSettings {
+struct EditorServerSettings {
     client: AuthorizedClient,
     models: Arc<[String]>,
     name: String,
     version: String,
 }
 
-impl EditorSettings {
+impl EditorServerSettings {
     /// Returns whether one of the offered models accepts files of this type. Also returns `true` if this is unknown, or
     /// if no models are offered.
     fn takes(&self, media_type: &str) -> bool {
@@ -135,7 +135,7 @@ impl AcpAgent {
     /// Creates an agent whose sessions are conversations of `manager`. `agents` returns the agent of a session: for a
     /// new conversation, and each time a stored conversation is opened.
     pub fn new(manager: Manager, agents: impl Agents) -> Self {
-        Self(EditorSettings {
+        Self(EditorServerSettings {
             client: AuthorizedClient::local(manager, agents),
             models: Arc::new([]),
             name: env!("CARGO_PKG_NAME").to_owned(),

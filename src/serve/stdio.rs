@@ -67,9 +67,9 @@ pub(super) fn input() -> io::Result<impl AsyncRead + Unpin> {
 }
 
 /// The end of the standard output.
-pub(super) struct StdoutEnd(oneshot::Receiver<()>);
+pub(super) struct StdoutFlushWaiter(oneshot::Receiver<()>);
 
-impl StdoutEnd {
+impl StdoutFlushWaiter {
     /// Waits until all output is written, but not longer than [`SOON`], because the other side may not read.
     pub(super) async fn wait(self) {
         // An error means that the thread has ended, so nothing is left to wait for.
@@ -78,7 +78,7 @@ impl StdoutEnd {
 }
 
 /// Returns the standard output. The thread ends when the writer is dropped and everything is written.
-pub(super) fn output() -> io::Result<(impl AsyncWrite + Unpin, StdoutEnd)> {
+pub(super) fn output() -> io::Result<(impl AsyncWrite + Unpin, StdoutFlushWaiter)> {
     let (pieces, mut written) = mpsc::channel::<Bytes>(1);
     let (done, finished) = oneshot::channel();
     thread::Builder::new().name("omni-stdout".to_owned()).stack_size(256 * 1024).spawn(move || {
@@ -92,5 +92,8 @@ pub(super) fn output() -> io::Result<(impl AsyncWrite + Unpin, StdoutEnd)> {
         let _ = done.send(());
     })?;
     let broken = |_| io::Error::from(io::ErrorKind::BrokenPipe);
-    Ok((SinkWriter::new(CopyToBytes::new(PollSender::new(pieces).sink_map_err(broken))), StdoutEnd(finished)))
+    Ok((
+        SinkWriter::new(CopyToBytes::new(PollSender::new(pieces).sink_map_err(broken))),
+        StdoutFlushWaiter(finished),
+    ))
 }

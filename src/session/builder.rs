@@ -6,8 +6,8 @@ use std::{
 use tokio::sync::oneshot;
 
 use super::{
-    Guard, Session, SessionSetup, SessionWatcher, check_title,
-    core::{SessionCore, StoredTurnInFlight},
+    FixedSessionSettings, Guard, Session, SessionWatcher, check_title,
+    core::{SessionCore, StoredTurnFingerprint},
     life,
     loading::{LoadedTurn, RecordedTurnTreatment, closed},
     starting::UnstartedSession,
@@ -25,8 +25,8 @@ use crate::{
 };
 
 /// The default settings.
-static DEFAULTS: LazyLock<Arc<SessionSetup>> = LazyLock::new(|| {
-    Arc::new(SessionSetup {
+static DEFAULTS: LazyLock<Arc<FixedSessionSettings>> = LazyLock::new(|| {
+    Arc::new(FixedSessionSettings {
         keeper: None,
         owner: None,
         idle_shutdown: None,
@@ -68,7 +68,7 @@ pub struct SessionBuilder {
     pub(super) agent: AgentBuilder,
     pub(super) title: Option<Arc<str>>,
     pub(super) labels: Labels,
-    pub(super) setup: Arc<SessionSetup>,
+    pub(super) setup: Arc<FixedSessionSettings>,
     pub(super) watcher: Option<Arc<dyn SessionWatcher>>,
     pub(super) hold: Option<oneshot::Sender<Guard>>,
 }
@@ -206,14 +206,14 @@ impl SessionBuilder {
     }
 
     /// Adds a keeper of leases to the settings and returns them, so that all sessions of a manager can share them.
-    pub(crate) fn into_shared(mut self) -> Arc<SessionSetup> {
+    pub(crate) fn into_shared(mut self) -> Arc<FixedSessionSettings> {
         Arc::make_mut(&mut self.setup).keeper = Some(Arc::new(LeaseKeeper::new(self.store)));
         self.setup
     }
 
     setters! {
         /// Replaces the settings with those that all sessions of a manager share.
-        pub(crate) fn shared(self, setup: Arc<SessionSetup>) { self.setup = setup }
+        pub(crate) fn shared(self, setup: Arc<FixedSessionSettings>) { self.setup = setup }
 
         /// Sets the watcher, which is notified of the session's changes.
         pub(crate) fn watcher(self, watcher: Arc<dyn SessionWatcher>) { self.watcher = Some(watcher) }
@@ -331,7 +331,7 @@ impl SessionBuilder {
         let stored = self.store.load(&id).await?;
         let (state, version, mark) = (stored.state, stored.version, stored.mark);
         let tree = Tree::restored(stored.nodes, stored.head, stored.cursors, stored.next)?;
-        let flight = StoredTurnInFlight::of_stored(stored.turn.as_deref(), tree.head());
+        let flight = StoredTurnFingerprint::of_stored(stored.turn.as_deref(), tree.head());
         let now = stored.turn.as_ref().map_or(Timestamp(0), |turn| turn.now);
         let recovered = RecordedTurnTreatment::of(&id, stored.turn, &tree, self.setup.recover, now)?;
         let mut last_run = stored.last_run.map(closed);

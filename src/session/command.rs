@@ -6,7 +6,7 @@ use tokio::{sync::oneshot, time::Instant};
 
 use super::{PromptOutcome, SessionEvent, SessionSnapshot};
 use crate::{
-    agent::StopPolicy,
+    agent::AgentStopTurnPolicy,
     message::{TurnId, UsageRow},
     run::{Error, ErrorKind, PromptId, Response, RunSpec},
     store::Labels,
@@ -21,9 +21,9 @@ pub(super) type SessionCommandResult<T> = Result<T, Error>;
 pub(super) type OutcomeReply = SessionReplyTx<SessionCommandResult<PromptOutcome>>;
 
 /// The parameters of a command that ends the session.
-pub(super) struct StopSession {
+pub(super) struct StopSessionCommand {
     pub(super) deadline: Duration,
-    pub(super) in_flight: StopPolicy,
+    pub(super) in_flight: AgentStopTurnPolicy,
     pub(super) reply: SessionReplyTx<SessionCommandResult<()>>,
 }
 
@@ -32,13 +32,13 @@ pub(super) type SessionSubscriptionReply = SessionReplyTx<SubscriptionStart<Sess
 
 /// The changes that are not in the store.
 #[derive(Clone, Debug)]
-pub(super) struct UnsavedChanges {
+pub(super) struct UnsavedChangesReport {
     /// The number of unsaved messages. If it is 0, only the path or the state is unsaved.
     pub(super) nodes: usize,
     pub(super) error: Option<String>,
 }
 
-impl UnsavedChanges {
+impl UnsavedChangesReport {
     /// Converts the unsaved changes into the error of a call that has waited this long.
     pub(super) fn after(self, waited: Duration) -> Error {
         let nodes = match self.nodes {
@@ -82,6 +82,6 @@ pub(super) enum SessionTaskCommand {
     Flush(Option<Instant>, SessionReplyTx<()>),
     /// Waits for the outcome of a prompt.
     Outcome(PromptId, OutcomeReply),
-    Unsaved(SessionReplyTx<Option<UnsavedChanges>>),
-    Stop(StopSession),
+    Unsaved(SessionReplyTx<Option<UnsavedChangesReport>>),
+    Stop(StopSessionCommand),
 }

@@ -32,15 +32,15 @@ use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use branching::UncommittedBranch;
 pub(crate) use branching::check_end;
-pub(super) use branching::{BranchBase, PathMove};
+pub(super) use branching::{HistoryReplacement, PathMove};
 use flight::TurnRecordTracker;
-use prompts::KnownPrompts;
-use saving::Saver;
-pub(super) use saving::{ConflictFinding, StoredTurnInFlight, WriteJob};
+use prompts::PromptStateTracker;
+use saving::SaveTracker;
+pub(super) use saving::{ConversationAfterConflict, StoredTurnFingerprint, WriteJob};
 
 use super::{SessionEvent, StoreReport};
 use crate::{
-    agent::{Config, Event, NumberedRecord, Status},
+    agent::{Config, Event, RecordToStore, Status},
     message::{Content, Message, Usage, UsageRow, shared},
     run::{Prompt, PromptState, Response, RunEnd, RunOutcome},
     store::{Labels, StoredState, TitleBy, Version, WriteId},
@@ -49,7 +49,7 @@ use crate::{
 };
 
 /// The values from outside that the core may read.
-pub(super) struct SessionEnv<'a> {
+pub(super) struct SessionCoreEnv<'a> {
     /// Generates an id for a write.
     pub(super) write_id: &'a dyn Fn() -> WriteId,
     /// The limit of unsaved messages, in bytes. Above it, new prompts are refused.
@@ -100,10 +100,10 @@ pub(super) struct SessionCore {
     prompted: Option<Arc<Prompt>>,
     /// The settings with which user messages were sent, if they had any.
     settings: BTreeMap<NodeId, Arc<Prompt>>,
-    saver: Saver,
+    saver: SaveTracker,
     /// The recorded turn in flight, if the agent records its turns.
     flight: Option<Box<TurnRecordTracker>>,
-    prompts: KnownPrompts,
+    prompts: PromptStateTracker,
     /// Whether the store keeps a usage ledger.
     keeps_usage: bool,
     /// The usage rows of the turn in flight. They become part of the record when the turn in flight is recorded or ends.
@@ -135,9 +135,9 @@ impl SessionCore {
             branch: None,
             prompted: None,
             settings: BTreeMap::new(),
-            saver: Saver::new(),
+            saver: SaveTracker::new(),
             flight: None,
-            prompts: KnownPrompts::default(),
+            prompts: PromptStateTracker::default(),
             keeps_usage,
             rows: Vec::new(),
             used: Usage::default(),
@@ -157,7 +157,7 @@ impl SessionCore {
         let title = state.title.as_deref().map(Arc::from);
         let mut core = Self::new(title, state.labels.clone(), keeps_usage, config, seen);
         (core.tree, core.title_by) = (tree, state.title_by);
-        core.saver = Saver::at(version, state);
+        core.saver = SaveTracker::at(version, state);
         core
     }
 
@@ -212,9 +212,9 @@ impl SessionCore {
     pub(super) fn delivered(
         &mut self,
         event: Option<&Numbered<Event>>,
-        record: Option<&NumberedRecord>,
+        record: Option<&RecordToStore>,
         config: &Arc<Config>,
-        env: &SessionEnv<'_>,
+        env: &SessionCoreEnv<'_>,
         effects: &mut Effects,
     ) {
         let mut is_due = record.is_some();
@@ -353,7 +353,7 @@ impl SessionCore {
         &mut self,
         title: Option<Arc<str>>,
         by: TitleBy,
-        env: &SessionEnv<'_>,
+        env: &SessionCoreEnv<'_>,
         effects: &mut Effects,
     ) {
         let by = title.as_ref().map_or(TitleBy::Derived, |_| by);
@@ -379,7 +379,7 @@ impl SessionCore {
     }
 
     /// Replaces the labels.
-    pub(super) fn set_labels(&mut self, labels: Labels, env: &SessionEnv<'_>, effects: &mut Effects) {
+    pub(super) fn set_labels(&mut self, labels: Labels, env: &SessionCoreEnv<'_>, effects: &mut Effects) {
         if self.labels == labels {
             return;
         }
@@ -390,7 +390,7 @@ impl SessionCore {
     }
 
     /// Stores the conversation, if the store does not have it.
-    pub(super) fn store(&mut self, env: &SessionEnv<'_>, effects: &mut Effects) {
+    pub(super) fn store(&mut self, env: &SessionCoreEnv<'_>, effects: &mut Effects) {
         self.state_changed();
         self.save(env, effects);
     }
@@ -401,7 +401,7 @@ impl SessionCore {
         &mut self,
         title: Arc<str>,
         of: Option<NodeId>,
-        env: &SessionEnv<'_>,
+        env: &SessionCoreEnv<'_>,
         effects: &mut Effects,
     ) -> bool {
         // The erasure of a node erases all nodes below it, and ids are not used again.

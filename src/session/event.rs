@@ -67,7 +67,7 @@ pub enum SessionEvent {
     /// An event of the agent.
     Agent(
         #[serde(with = "as_field")]
-        #[cfg_attr(feature = "schema", schemars(with = "AgentEvent<Event>"))]
+        #[cfg_attr(feature = "schema", schemars(with = "AgentEventJson<Event>"))]
         Arc<Event>,
     ),
     /// Nodes were added to the tree, or the path moved. [`Tree::apply`](crate::tree::Tree::apply) applies the changes.
@@ -111,22 +111,22 @@ pub enum SessionEvent {
 /// The JSON form of [`SessionEvent::Agent`]. The event of the agent is a field, because it has a `type` as well.
 #[derive(Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema), schemars(inline))]
-struct AgentEvent<E> {
+struct AgentEventJson<E> {
     /// The event of the agent.
     event: E,
 }
 
 /// Serialises the event of an agent as a field.
 mod as_field {
-    use super::{AgentEvent, Arc, Event};
+    use super::{AgentEventJson, Arc, Event};
     use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
     pub(super) fn serialize<S: Serializer>(event: &Arc<Event>, serializer: S) -> Result<S::Ok, S::Error> {
-        AgentEvent { event }.serialize(serializer)
+        AgentEventJson { event }.serialize(serializer)
     }
 
     pub(super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Arc<Event>, D::Error> {
-        AgentEvent::deserialize(deserializer).map(|agent| agent.event)
+        AgentEventJson::deserialize(deserializer).map(|agent| agent.event)
     }
 }
 

@@ -7,7 +7,7 @@
 use std::time::Duration;
 
 use crate::{
-    agent::{Recover, RecoveryDecision, TurnInFlight, UnreadableTurn},
+    agent::{Recover, RecoveryDecision, TurnInFlight, UnreadableTurnReason},
     message::{History, Timestamp},
     run::{BranchPoint, Error, ErrorKind, PromptState, RunEnd, RunOutcome, TurnRecord},
     session::damaged_turn,
@@ -79,14 +79,14 @@ impl LoadedTurn {
         };
         let in_flight =
             TurnInFlight::read(turn.record.clone(), &history, fallback).map_err(|problem| match problem {
-                UnreadableTurn::Newer { format } => {
+                UnreadableTurnReason::Newer { format } => {
                     let text = format!(
                         "the turn in flight has the format {format} of a newer version; open the conversation with \
                          that version, or discard the turn with `SessionBuilder::recover`"
                     );
                     Error::new(ErrorKind::NewerTurn, text).with_member("format", format)
                 }
-                UnreadableTurn::Damaged(problem) => damaged_turn(&problem),
+                UnreadableTurnReason::Damaged(problem) => damaged_turn(&problem),
             })?;
         if let Some(problem) = &turn.damage {
             return Err(damaged_turn(problem));

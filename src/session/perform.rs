@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use super::Session;
 use crate::{
-    agent::{Compact, ResumeDecisions, RunTarget},
+    agent::{Compact, ResumeDecisions, RunStarter},
     message::{Message, ToolUseId, TurnId},
     run::{Accepted, Error, Prompt, PromptId, Response, RunSpec},
     store::Labels,

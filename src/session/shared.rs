@@ -10,13 +10,13 @@ use std::{
 
 use super::{
     SessionNotice, SessionSnapshot, SessionWatcher,
-    command::UnsavedChanges,
+    command::UnsavedChangesReport,
     tenure::{ConversationLease, LeaseKeeper},
     watcher,
 };
 use crate::{
-    actor::{TaskWakeSignal, Termination},
-    agent::{Durable, OwnerLink, Recover, SubAgentHost, WeakAgent},
+    actor::{ActorTermination, TaskWakeSignal},
+    agent::{Durable, OwningSession, Recover, SubAgentSessionOpener, WeakAgent},
     run::{Error, ErrorKind},
     store::{ConversationId, Owner, Store, StoreError, WriteId},
     subscription::{End, EndReason, FeedLimits},
@@ -24,7 +24,7 @@ use crate::{
 
 /// The settings of a session. They never change while the session exists.
 #[derive(Debug, Clone)]
-pub(crate) struct SessionSetup {
+pub(crate) struct FixedSessionSettings {
     /// The keeper that renews the leases of all sessions of a manager. If it is unset, the session has its own keeper.
     pub(super) keeper: Option<Arc<LeaseKeeper>>,
     /// The owner of the conversation. If it is unset, each session is a unique owner.
@@ -42,7 +42,7 @@ pub(crate) struct SessionSetup {
     pub(super) recover: Recover,
 }
 
-impl SessionSetup {
+impl FixedSessionSettings {
     /// Makes the owner of these settings the owner of a conversation, as [`ConversationLease::begin`] does.
     pub(crate) async fn acquire(
         &self,
@@ -77,13 +77,13 @@ impl SessionSetup {
 /// The state that handles, guards and subscriptions share with the task. It outlives the task.
 pub(super) struct SessionShared {
     pub(super) id: ConversationId,
-    pub(super) setup: Arc<SessionSetup>,
+    pub(super) setup: Arc<FixedSessionSettings>,
     /// The agent, after it has started. Handles call the agent directly for operations that do not need the session's
     /// task.
     pub(super) agent: OnceLock<WeakAgent>,
     /// The epoch with which the session owns the conversation, or 0 if it has no lease.
     pub(super) epoch: AtomicU64,
-    pub(super) termination: Termination<SessionSnapshot>,
+    pub(super) termination: ActorTermination<SessionSnapshot>,
     pub(super) started: AtomicBool,
     pub(super) watcher: Option<Arc<dyn SessionWatcher>>,
     /// Whether the store can erase messages.
@@ -99,7 +99,7 @@ pub(super) struct SessionShared {
     /// Whether a tool of a sub-agent waits for a decision.
     pub(super) waits_below: AtomicBool,
     /// The changes that were not in the store when the session ended, if there were any.
-    pub(super) left_unsaved: OnceLock<Box<UnsavedChanges>>,
+    pub(super) left_unsaved: OnceLock<Box<UnsavedChangesReport>>,
     /// The error that names the tools that were still running when the session ended, if there were any.
     pub(super) left_running: OnceLock<Error>,
     pub(super) controllers: AtomicUsize,
@@ -134,7 +134,7 @@ impl SessionShared {
     }
 }
 
-impl OwnerLink for SessionShared {
+impl OwningSession for SessionShared {
     fn conversation(&self) -> &str {
         self.id.as_str()
     }
@@ -147,7 +147,7 @@ impl OwnerLink for SessionShared {
         self.refusal()
     }
 
-    fn sub_agents(&self) -> Option<Arc<dyn SubAgentHost>> {
+    fn sub_agents(&self) -> Option<Arc<dyn SubAgentSessionOpener>> {
         Arc::clone(self.watcher.as_ref()?).sub_agents()
     }
 }

@@ -14,13 +14,13 @@ use super::{
     shared::{SessionShared, SessionTaskKillGuard},
     task::{
         CommitReceiver, DELIVERIES, SessionTask,
-        writing::{SaveAttempts, contained},
+        writing::{InFlightWriteAttempts, contained},
     },
     tenure::ConversationLease,
 };
 use crate::{
-    actor::{TaskWakeSignal, Termination},
-    agent::{Agent, AgentPosition, Config, HistoryOwner, OwnerLink, Status},
+    actor::{ActorTermination, TaskWakeSignal},
+    agent::{Agent, Config, HistoryOwnerHandle, LatestEventAndStatus, OwningSession, Status},
     run::{Error, TurnRecord},
     store::{Change, ConversationId, Store},
     subscription::{EventId, Feed},
@@ -34,7 +34,7 @@ pub(super) struct UnstartedSession {
     pub(super) session: Session,
     receiver: mpsc::Receiver<Box<super::command::SessionTaskCommand>>,
     pub(super) agent: Agent,
-    pub(super) owner: HistoryOwner,
+    pub(super) owner: HistoryOwnerHandle,
     deliveries: CommitReceiver,
     pub(super) core: SessionCore,
     store: Arc<dyn Store>,
@@ -91,7 +91,7 @@ impl UnstartedSession {
             mark,
             _last_words: SessionTaskKillGuard(Arc::clone(&shared)),
             shared,
-            attempts: SaveAttempts::default(),
+            attempts: InFlightWriteAttempts::default(),
             retry: None,
             ends_by: None,
             idle: None,
@@ -123,7 +123,7 @@ impl SessionBuilder {
             setup,
             agent: OnceLock::new(),
             epoch: AtomicU64::new(0),
-            termination: Termination::default(),
+            termination: ActorTermination::default(),
             started: AtomicBool::new(false),
             watcher,
             erases: store.traits().erase,
@@ -140,7 +140,7 @@ impl SessionBuilder {
         // The hold checks prompts that reach the agent without a session handle: prompts returned by `handle_event` and
         // prompts sent through weak handles.
         let agent = agent
-            .hold(Arc::clone(&shared) as Arc<dyn OwnerLink>)
+            .hold(Arc::clone(&shared) as Arc<dyn OwningSession>)
             .records(shared.setup.durable)
             .record_delay(shared.setup.record_delay);
         let session = Session { commands, shared };
@@ -151,7 +151,7 @@ impl SessionBuilder {
         let weak: WeakSession = session.downgrade();
         let (agent, owner) = agent.extension(id).extension(weak).commit_channel(sender).start_owned().await?;
         let state = agent.state().await?;
-        let AgentPosition { last: seen, status, .. } = owner.position().await?;
+        let LatestEventAndStatus { last: seen, status, .. } = owner.position().await?;
         let core = core(Arc::clone(&state.config), seen);
         Ok(UnstartedSession {
             session,

@@ -9,7 +9,7 @@ use tokio::sync::mpsc;
 
 use super::{
     SessionEvent, SessionSnapshot, WeakSession, command::SessionTaskCommand, shared::SessionShared,
-    tail::SubscriptionTailFilter,
+    tail::LastMessagesFilter,
 };
 use crate::{
     actor,
@@ -89,7 +89,7 @@ impl SessionSubscription {
 
     /// Turns a subscription that was not read yet into one to the last messages of the path.
     pub(crate) fn into_tail(self, limit: usize) -> Self {
-        let mut tail = SubscriptionTailFilter::new(limit);
+        let mut tail = LastMessagesFilter::new(limit);
         Self { events: self.events.filtered(Box::new(move |update| tail.seen(update))), ..self }
     }
 

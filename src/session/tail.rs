@@ -33,7 +33,7 @@ use crate::{
 };
 
 /// The filter of a reader.
-pub(super) struct SubscriptionTailFilter {
+pub(super) struct LastMessagesFilter {
     limit: usize,
     /// The place of the reader. `None` if it is unknown, because the reader has resumed after an event.
     place: Option<KnownPathEnd>,
@@ -47,7 +47,7 @@ struct KnownPathEnd {
 
 type TailedSessionUpdate = Update<SessionSnapshot, SessionEvent>;
 
-impl SubscriptionTailFilter {
+impl LastMessagesFilter {
     /// Returns a filter for tails of up to `limit` messages.
     pub(super) fn new(limit: usize) -> Self {
         Self { limit: limit.max(1), place: None }

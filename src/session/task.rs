@@ -28,8 +28,8 @@ use tokio::{
 
 use super::{
     SessionEvent, SessionNotice, SessionSnapshot,
-    command::{SessionTaskCommand, StopSession},
-    core::{SessionCore, SessionEffect, SessionEnv},
+    command::{SessionTaskCommand, StopSessionCommand},
+    core::{SessionCore, SessionCoreEnv, SessionEffect},
     event,
     shared::{SessionShared, SessionTaskKillGuard},
     tenure::ConversationLease,
@@ -37,7 +37,7 @@ use super::{
 };
 use crate::{
     actor::{FairYield, passed},
-    agent::{Agent, CommitItem, Event, HistoryOwner, Snapshot, Status},
+    agent::{Agent, CommitItem, Event, HistoryOwnerHandle, Snapshot, Status},
     run::Error,
     store::{Store, StoreError, WriteId},
     subscription::{EndReason, EventId, Feed},
@@ -56,7 +56,7 @@ pub(super) type CommitReceiver = futures_channel::mpsc::Receiver<CommitItem>;
 pub(super) struct SessionTask {
     pub(super) core: SessionCore,
     pub(super) agent: Agent,
-    pub(super) owner: HistoryOwner,
+    pub(super) owner: HistoryOwnerHandle,
     pub(super) deliveries: CommitReceiver,
     pub(super) store: Arc<dyn Store>,
     /// The session's ownership of the conversation, if the store supports owners.
@@ -66,7 +66,7 @@ pub(super) struct SessionTask {
     pub(super) mark: Option<EventId>,
     pub(super) shared: Arc<SessionShared>,
     /// The attempts at the write in flight.
-    pub(super) attempts: writing::SaveAttempts,
+    pub(super) attempts: writing::InFlightWriteAttempts,
     /// The timer for repeating a write that has failed or has no result yet.
     pub(super) retry: Option<Pin<Box<Sleep>>>,
     /// The deadline for ending the session, if it is ending.
@@ -81,7 +81,7 @@ pub(super) struct SessionTask {
     pub(super) has_refused_sleep: bool,
     /// The future that waits until the idle agent has processed its application events.
     pub(super) settling: Option<idle::IdleSettlingFuture>,
-    pub(super) flushes: Vec<replies::FlushWaiter>,
+    pub(super) flushes: Vec<replies::StoredChangesWaiter>,
     /// The number of commands that were executed since the last input of another kind.
     pub(super) commands_in_a_row: u8,
     /// The buffer for the effects of the next step. Its memory is kept while the agent is busy.
@@ -91,7 +91,7 @@ pub(super) struct SessionTask {
 }
 
 /// The reason why a session ends and, if a call of `stop` caused the end, that call.
-type SessionExit = (EndReason, Option<StopSession>);
+type SessionExit = (EndReason, Option<StopSessionCommand>);
 
 /// The next input of the task.
 enum SessionTaskInput {
@@ -315,10 +315,10 @@ impl SessionTask {
     /// Passes an input to the core and performs its effects.
     pub(super) fn step<T>(
         &mut self,
-        input: impl FnOnce(&mut SessionCore, &SessionEnv<'_>, &mut Vec<SessionEffect>) -> T,
+        input: impl FnOnce(&mut SessionCore, &SessionCoreEnv<'_>, &mut Vec<SessionEffect>) -> T,
     ) -> T {
         let mut effects = std::mem::take(&mut self.effects);
-        let env = SessionEnv {
+        let env = SessionCoreEnv {
             write_id: &WriteId::generate,
             unsaved_limit: self.shared.setup.unsaved_limit,
             left: self.time_left(),

@@ -33,14 +33,14 @@ const PATIENCE: Duration = Duration::from_secs(10);
 
 /// The ownership of one conversation. The conversation is released shortly after this is dropped.
 pub(crate) struct ConversationLease {
-    held: Arc<HeldLease>,
+    held: Arc<LeaseShared>,
     /// Completes with the reason when the conversation is lost. The future is boxed once, so that a session without a
     /// lease needs no space for it.
     loss: BoxFuture<'static, StoreError>,
 }
 
 /// The state of a lease, shared by a session and the keeper.
-pub(super) struct HeldLease {
+pub(super) struct LeaseShared {
     id: ConversationId,
     /// The lease, or the reason why it is lost permanently.
     lease: watch::Sender<Result<Lease, StoreError>>,
@@ -71,7 +71,7 @@ impl ConversationLease {
     ) -> Result<Option<Self>, StoreError> {
         let keeper = keeper.cloned().unwrap_or_else(|| Arc::new(LeaseKeeper::new(Arc::clone(store))));
         let in_flight = AcquisitionInFlight::new(&keeper, id);
-        let acquiring = HeldLease::acquire(Arc::clone(store), keeper, id.clone(), owner.clone());
+        let acquiring = LeaseShared::acquire(Arc::clone(store), keeper, id.clone(), owner.clone());
         let mut begun = PendingAcquisition(Some((Box::pin(acquiring), in_flight)));
         let (acquiring, _) = begun.0.as_mut().expect("the acquisition was just set");
         let acquired = acquiring.await;
@@ -93,7 +93,7 @@ impl ConversationLease {
         self.held.lease()
     }
 
-    pub(super) fn held(&self) -> Arc<HeldLease> {
+    pub(super) fn held(&self) -> Arc<LeaseShared> {
         Arc::clone(&self.held)
     }
 
@@ -126,7 +126,7 @@ impl ConversationLease {
     }
 }
 
-type AcquireFuture = BoxFuture<'static, Result<Option<Arc<HeldLease>>, StoreError>>;
+type AcquireFuture = BoxFuture<'static, Result<Option<Arc<LeaseShared>>, StoreError>>;
 
 /// An acquisition in flight. If it is dropped, the store may still grant the lease. A separate task therefore waits for
 /// the lease, at most for [`PATIENCE`], and gives it to the keeper as a late lease.
@@ -156,7 +156,7 @@ impl Drop for ConversationLease {
     }
 }
 
-impl HeldLease {
+impl LeaseShared {
     async fn acquire(
         store: Arc<dyn Store>,
         keeper: Arc<LeaseKeeper>,

@@ -9,7 +9,7 @@ use futures_util::future::BoxFuture;
 
 use super::Session;
 use crate::{
-    agent::{Event, Status, SubAgentHost},
+    agent::{Event, Status, SubAgentSessionOpener},
     message::TurnId,
     panics::contained,
     run::{Error, Response},
@@ -38,7 +38,7 @@ pub(crate) trait SessionWatcher: Send + Sync + 'static {
     }
 
     /// Returns the manager that runs the sub-agents of the session's agent as sessions, if there is one.
-    fn sub_agents(self: Arc<Self>) -> Option<Arc<dyn SubAgentHost>> {
+    fn sub_agents(self: Arc<Self>) -> Option<Arc<dyn SubAgentSessionOpener>> {
         None
     }
 }

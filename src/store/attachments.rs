@@ -4,7 +4,7 @@
 //!
 //! A *file* consists of the bytes of a [`Source::Base64`](crate::message::Source::Base64) of more than 16 KiB of text.
 //! Its name is the SHA-256 of the bytes, in 64 hexadecimal digits. A *reference* is the JSON
-//! `{"type":"file","sha256":"…"}` in place of the attachment's source. [`AttachmentFiles`] replaces sources by references while
+//! `{"type":"file","sha256":"…"}` in place of the attachment's source. [`AttachmentCodec`] replaces sources by references while
 //! messages are encoded, and references by sources while messages are decoded. The state of an agent, which a record
 //! contains as text with the results of tools, is divided at each long text in base64 into a list of parts, and each
 //! second part is the name of a file. Everything else uses whole messages, so writers, exports, copies and other stores
@@ -58,7 +58,7 @@ pub(super) type UsedFiles = BTreeMap<String, Arc<str>>;
 /// The files of a conversation, as far as they are known. By default, messages are decoded with these files, and their
 /// texts become references again when messages are encoded.
 #[derive(Default)]
-pub(super) struct AttachmentFiles {
+pub(super) struct AttachmentCodec {
     /// The text of each file. `None` if the file has other bytes than its name says.
     known: RefCell<HashMap<String, Option<Arc<str>>>>,
     /// The name of each known file by the address of its text, which stays in `known`.
@@ -73,7 +73,7 @@ pub(super) struct AttachmentFiles {
     divides: bool,
 }
 
-impl AttachmentFiles {
+impl AttachmentCodec {
     /// Returns no files, for readers that need only the other parts of a message. Attachments are empty.
     pub(super) fn ignored() -> Rc<Self> {
         Rc::new(Self { ignores: true, ..Self::default() })
@@ -106,7 +106,7 @@ impl AttachmentFiles {
     }
 }
 
-impl StoredAttachmentForm for AttachmentFiles {
+impl StoredAttachmentForm for AttachmentCodec {
     fn reference(&self, data: &Arc<str>) -> Option<String> {
         if data.len() <= SMALL {
             return None;
@@ -149,14 +149,14 @@ mod tests {
         let data = BASE64_STANDARD.encode([7; 15_000]);
         let core = format!(r#"{{"a":"{data}","b":["{data}"],"c":"{}"}}"#, "no base64 ".repeat(3000));
         let record = TurnRecord::new(1, "00112233445566778899aabbccddeeff".parse().unwrap(), core);
-        let files = AttachmentFiles::dividing();
+        let files = AttachmentCodec::dividing();
         let text = files.apply(|| serde_json::to_string(&record).unwrap());
         let (sha256, kept) = files.used.take().pop_first().unwrap();
         assert!(text.matches(&sha256).count() == 2 && !text.contains(&data) && *kept == *data);
 
         let read =
-            |files: &Rc<AttachmentFiles>| files.apply(|| serde_json::from_str::<TurnRecord>(&text).ok());
-        let known = Rc::<AttachmentFiles>::default();
+            |files: &Rc<AttachmentCodec>| files.apply(|| serde_json::from_str::<TurnRecord>(&text).ok());
+        let known = Rc::<AttachmentCodec>::default();
         assert_eq!(read(&known), None, "the file is missing");
         known.add(sha256, &[7; 15_000]);
         assert_eq!(read(&known), Some(record));

@@ -175,7 +175,7 @@ use tokio::{
 };
 
 use self::{
-    log::{ConversationLog, LogLock},
+    log::{ConversationLog, LogLockOutcome},
     place::{LogPath, sync_folder},
     record::LogChange,
 };
@@ -275,9 +275,9 @@ impl FileSystemStore {
         let begun = Instant::now();
         loop {
             let tried = self.at(id, move |place, shared| match ConversationLog::lock(place, create)? {
-                LogLock::Held(log) => action(&log, shared.durability).map(|done| Ok(Some(done))),
-                LogLock::Missing => Ok(Ok(None)),
-                LogLock::Taken => Ok(Err(action)),
+                LogLockOutcome::Held(log) => action(&log, shared.durability).map(|done| Ok(Some(done))),
+                LogLockOutcome::Missing => Ok(Ok(None)),
+                LogLockOutcome::Taken => Ok(Err(action)),
             });
             action = match tried.await? {
                 Ok(done) => return Ok(done),

@@ -123,8 +123,8 @@ use futures_util::future::BoxFuture;
 
 use self::{
     connect::{PgConnection, PostgresHostConnector},
-    error::PostgresFault,
-    server::{ConnectLimits, PgPoolKind, PostgresRuntime, PostgresServer},
+    error::PostgresOperationError,
+    server::{PostgresLimits, PostgresPoolPurpose, PostgresPools, PostgresRuntime},
 };
 use super::{
     Change, ConversationId, Filter, Found, Lease, Listing, Owner, Page, Query, Store, StoreError,
@@ -154,7 +154,7 @@ use crate::{
 pub struct PostgresStore(Arc<PostgresShared>);
 
 struct PostgresShared {
-    server: Arc<PostgresServer>,
+    server: Arc<PostgresPools>,
     schema: String,
     threads: PostgresRuntime,
 }
@@ -165,7 +165,7 @@ pub struct PostgresStoreBuilder {
     url: String,
     schema: String,
     certificates: Option<Vec<u8>>,
-    limits: ConnectLimits,
+    limits: PostgresLimits,
 }
 
 impl PostgresStoreBuilder {
@@ -216,7 +216,7 @@ impl PostgresStoreBuilder {
         let Self { url, schema, certificates, limits } = self;
         sql::check_schema(&schema)?;
         let hosts = PostgresHostConnector::new(&url, certificates.as_deref(), limits)?;
-        let server = Arc::new(PostgresServer::new(&hosts, &schema, limits)?);
+        let server = Arc::new(PostgresPools::new(&hosts, &schema, limits)?);
         let threads = PostgresRuntime::start()?;
         let (migrated, name) = (Arc::clone(&server), schema.clone());
         // The connections belong to the runtime on which they are created. So the store creates them on its own
@@ -263,7 +263,7 @@ impl PostgresStore {
             url: url.into(),
             schema: "omni_agent".to_owned(),
             certificates: None,
-            limits: ConnectLimits {
+            limits: PostgresLimits {
                 connections: 10,
                 connect: Duration::from_secs(5),
                 pool_wait: Duration::from_secs(5),
@@ -302,14 +302,14 @@ impl PostgresStore {
     /// operation may be repeated on another connection.
     async fn run<I: Send + Sync + 'static, T: Send + 'static>(
         &self,
-        lane: PgPoolKind,
+        lane: PostgresPoolPurpose,
         id: Option<&ConversationId>,
         input: I,
         operation: impl for<'a> Fn(
             &'a PgConnection,
-            &'a PostgresServer,
+            &'a PostgresPools,
             &'a I,
-        ) -> BoxFuture<'a, Result<T, PostgresFault>>
+        ) -> BoxFuture<'a, Result<T, PostgresOperationError>>
         + Send
         + Sync
         + 'static,
@@ -334,36 +334,41 @@ impl Store for PostgresStore {
         change: &Change,
     ) -> Result<Version, StoreError> {
         let new = (id.clone(), *write, change.clone());
-        self.run(PgPoolKind::Conversations, Some(id), new, |connection, server, (id, write, change)| {
-            // The change is encoded on the store's threads, so that this does not block a thread of the application.
-            Box::pin(write::write(connection, server, id, write, change))
-        })
+        self.run(
+            PostgresPoolPurpose::Conversations,
+            Some(id),
+            new,
+            |connection, server, (id, write, change)| {
+                // The change is encoded on the store's threads, so that this does not block a thread of the application.
+                Box::pin(write::write(connection, server, id, write, change))
+            },
+        )
         .await
     }
 
     async fn load(&self, id: &ConversationId) -> Result<Stored, StoreError> {
-        self.run(PgPoolKind::Conversations, Some(id), id.clone(), |connection, server, id| {
+        self.run(PostgresPoolPurpose::Conversations, Some(id), id.clone(), |connection, server, id| {
             Box::pin(read::load(connection, server, id))
         })
         .await
     }
 
     async fn summary(&self, id: &ConversationId) -> Result<Summary, StoreError> {
-        self.run(PgPoolKind::Conversations, Some(id), id.clone(), |connection, server, id| {
+        self.run(PostgresPoolPurpose::Conversations, Some(id), id.clone(), |connection, server, id| {
             Box::pin(read::summary(connection, server, id))
         })
         .await
     }
 
     async fn turn(&self, id: &ConversationId) -> Result<Option<StoredTurn>, StoreError> {
-        self.run(PgPoolKind::Conversations, Some(id), id.clone(), |connection, server, id| {
+        self.run(PostgresPoolPurpose::Conversations, Some(id), id.clone(), |connection, server, id| {
             Box::pin(turns::turn(connection, server, id))
         })
         .await
     }
 
     async fn list(&self, listing: &Listing) -> Result<Vec<Summary>, StoreError> {
-        self.run(PgPoolKind::Conversations, None, listing.clone(), |connection, server, listing| {
+        self.run(PostgresPoolPurpose::Conversations, None, listing.clone(), |connection, server, listing| {
             Box::pin(filter::list(connection, server, listing))
         })
         .await
@@ -371,7 +376,7 @@ impl Store for PostgresStore {
 
     async fn turns(&self, which: Turns, listing: &Listing) -> Result<Vec<TurnSummary>, StoreError> {
         let wanted = (which, listing.clone());
-        self.run(PgPoolKind::Conversations, None, wanted, |connection, server, (which, listing)| {
+        self.run(PostgresPoolPurpose::Conversations, None, wanted, |connection, server, (which, listing)| {
             Box::pin(turns::list(connection, server, *which, listing))
         })
         .await
@@ -379,7 +384,7 @@ impl Store for PostgresStore {
 
     async fn search(&self, query: &Query, listing: &Listing) -> Result<Found, StoreError> {
         let wanted = (query.clone(), listing.clone());
-        self.run(PgPoolKind::Conversations, None, wanted, |connection, server, (query, listing)| {
+        self.run(PostgresPoolPurpose::Conversations, None, wanted, |connection, server, (query, listing)| {
             Box::pin(search::search(connection, server, query, listing))
         })
         .await
@@ -387,7 +392,7 @@ impl Store for PostgresStore {
 
     async fn usage(&self, id: &ConversationId, page: &Page) -> Result<Vec<UsageRow>, StoreError> {
         let wanted = (id.clone(), page.clone());
-        self.run(PgPoolKind::Conversations, Some(id), wanted, |connection, server, (id, page)| {
+        self.run(PostgresPoolPurpose::Conversations, Some(id), wanted, |connection, server, (id, page)| {
             Box::pin(ledger::rows(connection, server, id, page))
         })
         .await
@@ -395,7 +400,7 @@ impl Store for PostgresStore {
 
     async fn used(&self, filter: &Filter, period: Range<Timestamp>) -> Result<Vec<UsageSum>, StoreError> {
         let wanted = (filter.clone(), period);
-        self.run(PgPoolKind::Conversations, None, wanted, |connection, server, (filter, period)| {
+        self.run(PostgresPoolPurpose::Conversations, None, wanted, |connection, server, (filter, period)| {
             Box::pin(ledger::used(connection, server, filter, period))
         })
         .await
@@ -403,15 +408,20 @@ impl Store for PostgresStore {
 
     async fn delete(&self, id: &ConversationId, lease: Option<&Lease>) -> Result<(), StoreError> {
         let named = (id.clone(), lease.cloned(), OnceLock::new());
-        self.run(PgPoolKind::Conversations, Some(id), named, |connection, server, (id, lease, found)| {
-            Box::pin(write::delete(connection, server, id, lease.as_ref(), found))
-        })
+        self.run(
+            PostgresPoolPurpose::Conversations,
+            Some(id),
+            named,
+            |connection, server, (id, lease, found)| {
+                Box::pin(write::delete(connection, server, id, lease.as_ref(), found))
+            },
+        )
         .await
     }
 
     async fn acquire(&self, id: &ConversationId, owner: &Owner) -> Result<Lease, StoreError> {
         let claim = (id.clone(), owner.clone());
-        self.run(PgPoolKind::Conversations, Some(id), claim, |connection, server, (id, owner)| {
+        self.run(PostgresPoolPurpose::Conversations, Some(id), claim, |connection, server, (id, owner)| {
             Box::pin(lease::acquire(connection, server, id, owner))
         })
         .await
@@ -419,7 +429,7 @@ impl Store for PostgresStore {
 
     async fn renew(&self, leases: &[(ConversationId, Lease)]) -> Result<Vec<ConversationId>, StoreError> {
         let id = if let [(id, _)] = leases { Some(id) } else { None };
-        self.run(PgPoolKind::Leases, id, leases.to_vec(), |connection, server, leases| {
+        self.run(PostgresPoolPurpose::Leases, id, leases.to_vec(), |connection, server, leases| {
             Box::pin(lease::renew(connection, server, leases))
         })
         .await
@@ -432,9 +442,14 @@ impl Store for PostgresStore {
         mark: Option<EventId>,
     ) -> Result<(), StoreError> {
         let held = (id.clone(), lease.clone(), mark);
-        self.run(PgPoolKind::Conversations, Some(id), held, |connection, server, (id, lease, mark)| {
-            Box::pin(lease::release(connection, server, id, lease, *mark))
-        })
+        self.run(
+            PostgresPoolPurpose::Conversations,
+            Some(id),
+            held,
+            |connection, server, (id, lease, mark)| {
+                Box::pin(lease::release(connection, server, id, lease, *mark))
+            },
+        )
         .await
     }
 }

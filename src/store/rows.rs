@@ -18,7 +18,7 @@ use serde::de::DeserializeOwned;
 
 use super::{
     Change, Commit, ConversationId, Labels, StateChange, StoreError, StoredState, TitleBy, TurnChange,
-    Version, attachments::AttachmentFiles, content::without_messages, json, search::searched_text,
+    Version, attachments::AttachmentCodec, content::without_messages, json, search::searched_text,
     words::spaced,
 };
 use crate::{
@@ -30,9 +30,9 @@ use crate::{
 };
 
 pub(super) use candidates::{
-    FilteredPagePlan, FilteredPageStep, PageCandidates, RarestLabelSearch, SORTED, WALKED,
+    FilteredPagePlan, FilteredPageStep, PageCandidates, RarestLabelFinder, SORTED, WALKED,
 };
-pub(super) use turns::{RecordRow, StoredTurnRows, TurnRow};
+pub(super) use turns::{RecordRow, StoredTurnRows, TurnRowChange};
 
 /// The changes of a write.
 #[derive(Default)]
@@ -48,8 +48,8 @@ pub(super) struct RowChanges {
     pub(super) cursors: Vec<(NodeId, NodeId)>,
     /// The new rows of the usage ledger.
     pub(super) usage: Vec<UsageRow>,
-    pub(super) run: Option<RunRow>,
-    pub(super) turn: TurnRow,
+    pub(super) run: Option<RunEndRow>,
+    pub(super) turn: TurnRowChange,
     pub(super) files: FileRows,
     /// Whether the write creates the conversation.
     #[cfg_attr(not(feature = "sqlite"), expect(dead_code, reason = "only SQLite reads it"))]
@@ -82,7 +82,7 @@ pub(super) const OF_RUN: i32 = -2;
 impl FileRows {
     /// Encodes messages, and adds their files.
     fn encode<T>(&mut self, place: i32, encode: impl FnOnce() -> T) -> T {
-        let files = AttachmentFiles::dividing();
+        let files = AttachmentCodec::dividing();
         let encoded = files.apply(encode);
         for (sha256, data) in files.used.take() {
             if self.added.insert(sha256.clone()) {
@@ -97,7 +97,7 @@ impl FileRows {
 }
 
 /// The end of a run.
-pub(super) struct RunRow {
+pub(super) struct RunEndRow {
     /// The id of the turn, in its text form.
     pub(super) turn: Option<String>,
     /// The [`RunEnd`] as JSON, without its prompts and its mark.
@@ -148,12 +148,12 @@ impl RowChanges {
     fn of_commit(id: &ConversationId, commit: Commit) -> Result<Self, StoreError> {
         let (usage, is_record) = (commit.usage_rows(), !commit.is_update(commit.head));
         let mut files = FileRows::default();
-        let turn_row = TurnRow::of(id, &commit, &mut files)?;
+        let turn_row = TurnRowChange::of(id, &commit, &mut files)?;
         let Commit { head, cursors, state, nodes, usage: _, turn } = commit;
         let row = |(node, place)| files.encode(place, || NodeRow::of(id, node));
         let nodes = nodes.iter().zip(0..).map(row).collect::<Result<_, _>>()?;
         let run = match turn.map(|turn| *turn) {
-            Some(TurnChange::End(end)) => Some(files.encode(OF_RUN, || RunRow::of(id, end))?),
+            Some(TurnChange::End(end)) => Some(files.encode(OF_RUN, || RunEndRow::of(id, end))?),
             _ => None,
         };
         let change = Self {
@@ -184,7 +184,7 @@ impl RowChanges {
     }
 }
 
-impl RunRow {
+impl RunEndRow {
     pub(super) fn of(id: &ConversationId, mut end: RunEnd) -> Result<Self, StoreError> {
         let prompts = std::mem::take(&mut end.prompts);
         end.mark = None;
@@ -216,13 +216,13 @@ impl NodeRow {
 }
 
 /// The conversation and the database from which rows were read, for error messages.
-pub(super) struct RowOrigin<'a> {
+pub(super) struct RowErrorContext<'a> {
     pub(super) id: &'a ConversationId,
     /// The name of the database.
     pub(super) place: &'a str,
 }
 
-impl RowOrigin<'_> {
+impl RowErrorContext<'_> {
     pub(super) fn damaged(&self, what: &str, problem: impl Into<String>) -> StoreError {
         StoreError::damaged(format!("{what} of conversation {} in {}", self.id, self.place), problem)
     }
@@ -304,10 +304,10 @@ impl RowOrigin<'_> {
         ending: Option<&str>,
         prompts: Option<&str>,
         erased: &Erased,
-    ) -> Result<Option<RunRow>, StoreError> {
-        let end = AttachmentFiles::ignored().apply(|| self.last_run(ending, prompts)).unwrap_or_default();
+    ) -> Result<Option<RunEndRow>, StoreError> {
+        let end = AttachmentCodec::ignored().apply(|| self.last_run(ending, prompts)).unwrap_or_default();
         let kept = end.and_then(|end| without_messages(end, erased));
-        kept.map(|end| RunRow::of(self.id, end)).transpose()
+        kept.map(|end| RunEndRow::of(self.id, end)).transpose()
     }
 
     /// Returns the mark (the last event of the session's feed), if it was written at the current version. An unreadable
@@ -440,7 +440,7 @@ pub(super) fn summary<C: DatabaseRow>(row: &C, place: &str) -> Result<Summary, C
 /// Decodes a conversation without nodes, cursors and turn from these columns: version, created, updated, title, state,
 /// head, id of the next node, labels, end of the last run and its prompts, mark and its version, whether a person set the
 /// title, sum of the ledger.
-pub(super) fn stored<C: DatabaseRow>(row: &C, origin: &RowOrigin<'_>) -> Result<Stored, C::Misread> {
+pub(super) fn stored<C: DatabaseRow>(row: &C, origin: &RowErrorContext<'_>) -> Result<Stored, C::Misread> {
     let labels = labels(row, 7)?.map_err(|problem| origin.damaged("the labels", problem))?;
     let title = row.any_text(3)?.map_err(|problem| origin.damaged("the title", problem))?;
     let state = row.text(4)?.ok_or_else(|| origin.damaged("the state", "it is missing"))?;
@@ -450,14 +450,17 @@ pub(super) fn stored<C: DatabaseRow>(row: &C, origin: &RowOrigin<'_>) -> Result<
     stored.updated = row.time(2)?;
     (stored.head, stored.next) = (origin.head(row.int(5)?)?, origin.next(row.int(6)?)?);
     stored.last_run = origin.last_run(row.text(8)?.as_deref(), row.text(9)?.as_deref())?;
-    stored.mark = RowOrigin::mark(row.lossy(10)?.as_deref(), row.int(11)?, version);
+    stored.mark = RowErrorContext::mark(row.lossy(10)?.as_deref(), row.int(11)?, version);
     let (requests, usage) = sum(row, 13)?;
     stored.used.add(requests, usage);
     Ok(stored)
 }
 
 /// Decodes a row of the usage ledger from these columns: the usage, purpose, turn, step, time, model, end, message.
-pub(super) fn usage_row<C: DatabaseRow>(row: &C, origin: &RowOrigin<'_>) -> Result<UsageRow, C::Misread> {
+pub(super) fn usage_row<C: DatabaseRow>(
+    row: &C,
+    origin: &RowErrorContext<'_>,
+) -> Result<UsageRow, C::Misread> {
     let damaged = |what: &str| origin.damaged("a row of the usage ledger", format!("its {what} is invalid"));
     let turn = row.text(7)?.map(|turn| turn.parse().map_err(|_| damaged("turn")));
     let end = RequestEnd::named(&row.text(11)?.unwrap_or_default()).ok_or_else(|| damaged("end"))?;

@@ -173,7 +173,7 @@ use async_trait::async_trait;
 use rusqlite::Connection;
 
 use self::{
-    database::{SqliteConnections, SqliteDatabase, SqliteFault},
+    database::{SqliteConnections, SqliteDatabase, SqliteOperationError},
     upkeep::SqliteUpkeep,
     workers::{SqliteJobPriority, SqliteWorkers},
 };
@@ -219,10 +219,10 @@ struct SqliteShared {
     database: Arc<SqliteDatabase>,
     readers: SqliteWorkers,
     /// The writer and its upkeep, or `None` if the file can only be read.
-    writing: Option<SqliteWriter>,
+    writing: Option<SqliteWriterAndUpkeep>,
 }
 
-struct SqliteWriter {
+struct SqliteWriterAndUpkeep {
     writer: SqliteWorkers,
     upkeep: Arc<SqliteUpkeep>,
     /// Whether the file had an index of words when it was opened.
@@ -293,14 +293,14 @@ impl SqliteStoreBuilder {
                 // Emptying the log has removed the time limit for locks.
                 let is_indexed = writer
                     .busy_timeout(busy)
-                    .map_err(SqliteFault::from)
+                    .map_err(SqliteOperationError::from)
                     .and_then(|()| search::prepare(&mut writer, search))
                     .and_then(|()| Ok(search::rule(&writer)?.is_some()))
                     .map_err(|fault| database.failed("preparing", None, fault))?;
                 let writer = start("sqlite-writer", vec![writer])?;
                 let upkeep = SqliteUpkeep::new(writer.behind());
                 search::index_older(&writer.behind());
-                Ok::<_, StoreError>(SqliteWriter { writer, upkeep, is_indexed })
+                Ok::<_, StoreError>(SqliteWriterAndUpkeep { writer, upkeep, is_indexed })
             };
             Ok(SqliteStore(Arc::new(SqliteShared {
                 writing: writer.map(writing).transpose()?,
@@ -392,14 +392,14 @@ impl SqliteStore {
         .await
     }
 
-    fn writing(&self) -> Result<&SqliteWriter, StoreError> {
+    fn writing(&self) -> Result<&SqliteWriterAndUpkeep, StoreError> {
         self.0.writing.as_ref().ok_or_else(|| self.0.database.read_only())
     }
 
     async fn read<T: Send + 'static>(
         &self,
         id: Option<&ConversationId>,
-        action: impl FnOnce(&mut Connection, &SqliteDatabase) -> Result<T, SqliteFault> + Send + 'static,
+        action: impl FnOnce(&mut Connection, &SqliteDatabase) -> Result<T, SqliteOperationError> + Send + 'static,
     ) -> Result<T, StoreError> {
         self.run(&self.0.readers, id, "reading", action).await
     }
@@ -410,8 +410,8 @@ impl SqliteStore {
         &self,
         urgency: SqliteJobPriority,
         id: Option<&ConversationId>,
-        prepare: impl FnOnce() -> Result<P, SqliteFault> + Send + 'static,
-        action: impl Fn(&mut Connection, &SqliteDatabase, &P) -> Result<T, SqliteFault> + Send + 'static,
+        prepare: impl FnOnce() -> Result<P, SqliteOperationError> + Send + 'static,
+        action: impl Fn(&mut Connection, &SqliteDatabase, &P) -> Result<T, SqliteOperationError> + Send + 'static,
     ) -> Result<T, StoreError> {
         let (database, id) = (Arc::clone(&self.0.database), id.cloned());
         let action = {
@@ -424,7 +424,7 @@ impl SqliteStore {
             let database = Arc::clone(&database);
             move || database.still_there()
         };
-        let end = move |written: Result<T, SqliteFault>| {
+        let end = move |written: Result<T, SqliteOperationError>| {
             written.map_err(|fault| database.failed("writing to", id.as_ref(), fault))
         };
         self.writing()?.writer.run_together(urgency, prepare, action, check, end).await
@@ -434,7 +434,7 @@ impl SqliteStore {
     async fn write_alone<T: Send + 'static>(
         &self,
         id: Option<&ConversationId>,
-        action: impl FnOnce(&mut Connection, &SqliteDatabase) -> Result<T, SqliteFault> + Send + 'static,
+        action: impl FnOnce(&mut Connection, &SqliteDatabase) -> Result<T, SqliteOperationError> + Send + 'static,
     ) -> Result<T, StoreError> {
         self.run(&self.writing()?.writer, id, "writing to", action).await
     }
@@ -444,7 +444,7 @@ impl SqliteStore {
         workers: &SqliteWorkers,
         id: Option<&ConversationId>,
         doing: &'static str,
-        action: impl FnOnce(&mut Connection, &SqliteDatabase) -> Result<T, SqliteFault> + Send + 'static,
+        action: impl FnOnce(&mut Connection, &SqliteDatabase) -> Result<T, SqliteOperationError> + Send + 'static,
     ) -> Result<T, StoreError> {
         let (database, id) = (Arc::clone(&self.0.database), id.cloned());
         let job = move |connection: &mut Connection| {
@@ -473,7 +473,7 @@ impl Store for SqliteStore {
         change: &Change,
     ) -> Result<Version, StoreError> {
         // If nothing can be written, this error comes first.
-        let SqliteWriter { upkeep, is_indexed, .. } = self.writing()?;
+        let SqliteWriterAndUpkeep { upkeep, is_indexed, .. } = self.writing()?;
         let (upkeep, is_indexed) = (Arc::clone(upkeep), *is_indexed);
         let (named, encoded, write, change) = (id.clone(), id.clone(), *write, change.clone());
         if let Change::Erase(_) = change {

@@ -57,7 +57,7 @@ const DECIDED: &str = "decided";
 
 /// The reason why a decision does not apply to a stored turn.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) enum InapplicableDecision {
+pub(crate) enum InapplicableDecisionReason {
     /// The tool use does not wait for a decision: it was already decided, or it belongs to another turn.
     Stale(ToolUseId),
     /// The time limit of the tool use has passed, so the decision for the end of the time limit applies instead. The
@@ -70,9 +70,9 @@ pub(crate) enum InapplicableDecision {
 impl StoredTurn {
     /// Returns a record of the turn that includes these decisions, one for each tool use. Their field `at` must be the
     /// time at which the turn was read.
-    pub(crate) fn decide(&self, decided: Vec<Decided>) -> Result<TurnRecord, InapplicableDecision> {
+    pub(crate) fn decide(&self, decided: Vec<Decided>) -> Result<TurnRecord, InapplicableDecisionReason> {
         if let Some(problem) = &self.damage {
-            return Err(InapplicableDecision::Damaged(problem.clone()));
+            return Err(InapplicableDecisionReason::Damaged(problem.clone()));
         }
         let approvals = self.approvals();
         for Decided { turn, tool_use_id, at, .. } in &decided {
@@ -80,19 +80,19 @@ impl StoredTurn {
                 pause.survives && pause.tool_use.id == *tool_use_id && self.record.turn == *turn
             });
             match wanted {
-                None => return Err(InapplicableDecision::Stale(tool_use_id.clone())),
+                None => return Err(InapplicableDecisionReason::Stale(tool_use_id.clone())),
                 Some(pause) if pause.has_expired(*at) => {
                     let id = tool_use_id.clone();
                     return Err(match self.expire(*at) {
-                        Ok(Some(record)) => InapplicableDecision::Expired(id, Box::new(record)),
-                        Ok(None) => InapplicableDecision::Stale(id),
-                        Err(problem) => InapplicableDecision::Damaged(problem),
+                        Ok(Some(record)) => InapplicableDecisionReason::Expired(id, Box::new(record)),
+                        Ok(None) => InapplicableDecisionReason::Stale(id),
+                        Err(problem) => InapplicableDecisionReason::Damaged(problem),
                     });
                 }
                 Some(_) => {}
             }
         }
-        self.with_decided(decided).map_err(InapplicableDecision::Damaged)
+        self.with_decided(decided).map_err(InapplicableDecisionReason::Damaged)
     }
 
     /// Returns a record of the turn that includes the expiry decisions for all time limits that have passed, or `None`

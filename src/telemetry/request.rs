@@ -30,12 +30,12 @@ pub(crate) struct RequestSpanFacts<'a> {
 
 /// The data that an agent, a request and a provider share about one request.
 #[derive(Debug, Default)]
-pub(crate) struct RequestTelemetryScope {
+pub(crate) struct SharedRequestTelemetry {
     conversation: Option<Box<str>>,
     server: OnceLock<(Box<str>, Option<u16>)>,
 }
 
-impl RequestTelemetryScope {
+impl SharedRequestTelemetry {
     pub(crate) fn new(conversation: Option<&str>) -> Self {
         Self { conversation: conversation.map(Into::into), server: OnceLock::new() }
     }
@@ -57,7 +57,7 @@ pub(crate) struct RequestTrace {
     response_id: Option<Box<str>>,
     response_model: Option<Box<str>>,
     finish_reason: Option<Box<str>>,
-    scope: Arc<RequestTelemetryScope>,
+    scope: Arc<SharedRequestTelemetry>,
     first_chunk: Option<Duration>,
     last_chunk: Instant,
     intervals: Vec<Duration>,
@@ -69,7 +69,7 @@ impl RequestTrace {
     /// Opens the span of a request. Returns `None` if neither spans nor metrics are wanted.
     pub(crate) fn begin(
         facts: &RequestSpanFacts<'_>,
-        scope: Arc<RequestTelemetryScope>,
+        scope: Arc<SharedRequestTelemetry>,
     ) -> Option<Box<Self>> {
         if !is_on() {
             return None;

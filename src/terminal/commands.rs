@@ -4,7 +4,7 @@ use std::error::Error as StdError;
 
 use super::{
     printer::{first_words, total_line},
-    talk::{Talk, text_of},
+    talk::{ChatInProgress, text_of},
 };
 use crate::{
     agent::Compact,
@@ -37,7 +37,7 @@ Ctrl-C stops an answer and keeps the text so far. What you type while the model 
 
 pub(super) type CommandResult = Result<(), Box<dyn StdError + Send + Sync>>;
 
-impl Talk {
+impl ChatInProgress {
     /// Runs the command with this name.
     pub(super) async fn command(&mut self, name: &str, rest: &str) -> CommandResult {
         if let Some(own) = self.chat.commands.iter_mut().find(|own| own.usage.split(' ').next() == Some(name))

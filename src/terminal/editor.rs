@@ -61,7 +61,7 @@ pub(super) fn interrupts() -> Entries {
 }
 
 /// The state that the editor shares with the printer.
-pub(super) struct Editor {
+pub(super) struct LineEditorShared {
     /// The prompt for the next line. `None` while the chat does not wait for one.
     prompt: Mutex<Option<String>>,
     is_reading: AtomicBool,
@@ -72,7 +72,7 @@ pub(super) struct Editor {
     mode: Option<rustix::termios::Termios>,
 }
 
-impl Editor {
+impl LineEditorShared {
     /// Sets the prompt. Returns whether the editor shows an older one.
     pub(super) fn set_prompt(&self, prompt: Option<String>) -> bool {
         let (is_reading, is_wanted) = (self.is_reading(), prompt.is_some());
@@ -114,9 +114,9 @@ impl Editor {
             let prompt = lock(&self.prompt).clone();
             let Some(prompt) = prompt else {
                 match typed(wakes) {
-                    Typed::Line(line) => return Some(Entry::Line(line)),
-                    Typed::End => return None,
-                    Typed::Nothing => continue,
+                    TerminalWaitOutcome::Line(line) => return Some(Entry::Line(line)),
+                    TerminalWaitOutcome::End => return None,
+                    TerminalWaitOutcome::Nothing => continue,
                 }
             };
             self.is_reading.store(true, Ordering::Relaxed);
@@ -133,7 +133,7 @@ impl Editor {
 
 /// An input that the terminal has read without the editor.
 #[cfg_attr(not(unix), expect(dead_code, reason = "only Unix can wait for a line and a wake"))]
-enum Typed {
+enum TerminalWaitOutcome {
     Line(String),
     End,
     /// Something else has changed.
@@ -141,7 +141,7 @@ enum Typed {
 }
 
 /// Waits until the terminal has read a line, or until something else has changed.
-fn typed(wakes: &mut PipeReader) -> Typed {
+fn typed(wakes: &mut PipeReader) -> TerminalWaitOutcome {
     #[cfg(unix)]
     {
         use rustix::event::{PollFd, PollFlags, poll};
@@ -153,26 +153,26 @@ fn typed(wakes: &mut PipeReader) -> Typed {
             let mut bytes = [0; 4096];
             let count = rustix::io::read(&stdin, &mut bytes).unwrap_or(0);
             let line = String::from_utf8_lossy(&bytes[..count]).trim_end().to_owned();
-            return if count > 0 { Typed::Line(line) } else { Typed::End };
+            return if count > 0 { TerminalWaitOutcome::Line(line) } else { TerminalWaitOutcome::End };
         }
         if ready[1].revents().is_empty() {
-            return Typed::Nothing;
+            return TerminalWaitOutcome::Nothing;
         }
     }
     // On other systems, the editor reads the lines that were typed in the meantime.
     let _ = wakes.read(&mut [0; 64]);
-    Typed::Nothing
+    TerminalWaitOutcome::Nothing
 }
 
 /// Starts a line editor on the terminal, with these lines as its history.
-pub(super) fn edited(history: Vec<String>) -> Option<(Entries, Arc<Editor>)> {
+pub(super) fn edited(history: Vec<String>) -> Option<(Entries, Arc<LineEditorShared>)> {
     let mut lines = DefaultEditor::with_config(Config::builder().auto_add_history(true).build()).ok()?;
     for line in history {
         // Without the line, the editor works nevertheless.
         let _ = lines.history_mut().add(&line);
     }
     let (mut wakes, wake) = io::pipe().ok()?;
-    let editor = Arc::new(Editor {
+    let editor = Arc::new(LineEditorShared {
         prompt: Mutex::new(None),
         is_reading: AtomicBool::new(false),
         is_over: AtomicBool::new(false),

@@ -18,7 +18,7 @@ pub(super) struct Markdown {
     /// The end of the text, which is not rendered yet. It has no line break.
     held: String,
     /// The style of the current line. `None` at its beginning.
-    line: Option<Line>,
+    line: Option<MarkdownLineStyle>,
     /// The last rendered character of the line.
     before: Option<char>,
     /// The character and the number of characters of the fence around the current block of code.
@@ -26,7 +26,7 @@ pub(super) struct Markdown {
 }
 
 #[derive(Clone, Copy)]
-enum Line {
+enum MarkdownLineStyle {
     /// Text with code spans and emphasis, in this style.
     Text(&'static str),
     /// Text without markers, in this style.
@@ -34,7 +34,7 @@ enum Line {
 }
 
 /// A marker of a code span or of emphasis.
-enum Marker {
+enum InlineMarkerRole {
     /// The rest of the text decides.
     Unknown,
     /// It has this length and no partner.
@@ -65,7 +65,7 @@ impl Markdown {
         let mut out = String::new();
         self.render(true, &mut out);
         self.before = None;
-        if let Some(Line::Text(style) | Line::Verbatim(style)) = self.line.take()
+        if let Some(MarkdownLineStyle::Text(style) | MarkdownLineStyle::Verbatim(style)) = self.line.take()
             && !style.is_empty()
         {
             out.push_str(RESET);
@@ -78,7 +78,7 @@ impl Markdown {
             return;
         }
         match self.line {
-            Some(Line::Text(style)) => {
+            Some(MarkdownLineStyle::Text(style)) => {
                 let rendered = inline(&self.held, self.before, style, ends, out);
                 self.before = self.held[..rendered].chars().next_back().or(self.before);
                 self.held.drain(..rendered);
@@ -101,31 +101,31 @@ impl Markdown {
                 return false;
             }
             self.fence = self.fence.filter(|_| !closes);
-            Line::Verbatim(if closes { DIM } else { CODE })
+            MarkdownLineStyle::Verbatim(if closes { DIM } else { CODE })
         } else {
             match first {
                 '`' | '~' | '#' | '-' | '*' | '+' | '>' if is_open => return false,
                 '`' | '~' if run >= 3 => {
                     self.fence = Some((first, run));
-                    Line::Verbatim(DIM)
+                    MarkdownLineStyle::Verbatim(DIM)
                 }
                 '#' if run <= 6 && rest.starts_with([' ', '\t']) => {
                     taken = indent + run + 1;
-                    Line::Text(if run == 1 { "\x1b[1;4m" } else { "\x1b[1m" })
+                    MarkdownLineStyle::Text(if run == 1 { "\x1b[1;4m" } else { "\x1b[1m" })
                 }
                 '-' | '*' | '+' if run == 1 && rest.starts_with(' ') => {
                     (taken, shown) = (indent + 1, format!("{}•", &self.held[..indent]));
-                    Line::Text("")
+                    MarkdownLineStyle::Text("")
                 }
                 '>' => {
                     (taken, shown) = (indent + run, format!("{DIM}{}{RESET}", "│".repeat(run)));
-                    Line::Text("")
+                    MarkdownLineStyle::Text("")
                 }
-                _ => Line::Text(""),
+                _ => MarkdownLineStyle::Text(""),
             }
         };
         self.held.drain(..taken);
-        let (Line::Text(style) | Line::Verbatim(style)) = line;
+        let (MarkdownLineStyle::Text(style) | MarkdownLineStyle::Verbatim(style)) = line;
         out.push_str(&shown);
         out.push_str(style);
         self.line = Some(line);
@@ -150,12 +150,12 @@ fn inline(text: &str, mut before: Option<char>, style: &str, ends: bool, out: &m
                 _ => out.push(first),
             },
             '`' | '*' | '_' => match marker(rest, first, before, ends) {
-                Marker::Unknown => break,
-                Marker::Literal(run) => {
+                InlineMarkerRole::Unknown => break,
+                InlineMarkerRole::Literal(run) => {
                     out.push_str(&rest[..run]);
                     length = run;
                 }
-                Marker::Opens(run, inner) => {
+                InlineMarkerRole::Opens(run, inner) => {
                     let own = match (first, run) {
                         ('`', _) => CODE,
                         (_, 1) => "\x1b[3m",
@@ -182,32 +182,36 @@ fn inline(text: &str, mut before: Option<char>, style: &str, ends: bool, out: &m
     at
 }
 
-fn marker(text: &str, mark: char, before: Option<char>, ends: bool) -> Marker {
+fn marker(text: &str, mark: char, before: Option<char>, ends: bool) -> InlineMarkerRole {
     let run = run_of(text, mark);
     let Some(after) = text[run..].chars().next() else {
-        return if ends { Marker::Literal(run) } else { Marker::Unknown };
+        return if ends { InlineMarkerRole::Literal(run) } else { InlineMarkerRole::Unknown };
     };
     // Emphasis begins before a word, and with `_` not inside one.
     let is_inside_word = mark == '_' && before.is_some_and(char::is_alphanumeric);
     if mark != '`' && (run > 3 || after.is_whitespace() || is_inside_word) {
-        return Marker::Literal(run);
+        return InlineMarkerRole::Literal(run);
     }
     let mut at = run;
     while let Some(found) = text[at..].find(mark).filter(|found| at + found <= WINDOW) {
         let place = at + found;
         let end = place + run_of(&text[place..], mark);
         if end == text.len() && !ends {
-            return Marker::Unknown;
+            return InlineMarkerRole::Unknown;
         }
         let previous = text[..place].chars().next_back();
         let is_inside_word = mark == '_' && text[end..].chars().next().is_some_and(char::is_alphanumeric);
         let ends_word = !previous.is_some_and(char::is_whitespace) && !is_inside_word;
         if end - place == run && (mark == '`' || ends_word) {
-            return Marker::Opens(run, place - run);
+            return InlineMarkerRole::Opens(run, place - run);
         }
         at = end;
     }
-    if ends || start(text, WINDOW + 1).len() < text.len() { Marker::Literal(run) } else { Marker::Unknown }
+    if ends || start(text, WINDOW + 1).len() < text.len() {
+        InlineMarkerRole::Literal(run)
+    } else {
+        InlineMarkerRole::Unknown
+    }
 }
 
 /// Returns the length of the run of `mark` at the beginning of the text.

@@ -2,7 +2,7 @@
 
 use std::{io::Write, sync::Arc, time::Duration};
 
-use super::{Style, editor::Editor, markdown::Markdown};
+use super::{Style, editor::LineEditorShared, markdown::Markdown};
 use crate::{
     agent::Event,
     error_chain,
@@ -12,10 +12,10 @@ use crate::{
 };
 
 /// A printer that shows events as they arrive. It replaces the control characters of all texts.
-pub(super) struct Printer {
+pub(super) struct EventPrinter {
     /// `None` after an error.
     out: Option<Box<dyn Write + Send>>,
-    editor: Option<Arc<Editor>>,
+    editor: Option<Arc<LineEditorShared>>,
     style: Style,
     /// Whether the current line has text.
     in_line: bool,
@@ -24,8 +24,12 @@ pub(super) struct Printer {
     asked: Option<String>,
 }
 
-impl Printer {
-    pub(super) fn new(out: Box<dyn Write + Send>, editor: Option<Arc<Editor>>, style: Style) -> Self {
+impl EventPrinter {
+    pub(super) fn new(
+        out: Box<dyn Write + Send>,
+        editor: Option<Arc<LineEditorShared>>,
+        style: Style,
+    ) -> Self {
         Self { out: Some(out), editor, style, in_line: false, markdown: Markdown::default(), asked: None }
     }
 
@@ -159,7 +163,7 @@ impl Printer {
     }
 }
 
-impl Drop for Printer {
+impl Drop for EventPrinter {
     fn drop(&mut self) {
         if let Some(editor) = &self.editor {
             editor.end();

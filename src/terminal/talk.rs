@@ -11,7 +11,7 @@ use super::{
     Chat, Entry,
     commands::CommandResult,
     editor::Entries,
-    printer::{Printer, first_words, total_line},
+    printer::{EventPrinter, first_words, total_line},
     question::{self, Question},
 };
 use crate::{
@@ -26,9 +26,9 @@ use crate::{
 };
 
 /// A chat in progress.
-pub(super) struct Talk {
+pub(super) struct ChatInProgress {
     pub(super) chat: Chat,
-    pub(super) printer: Printer,
+    pub(super) printer: EventPrinter,
     /// The last prompt that was cancelled or failed before it had a response.
     pub(super) unanswered: Option<Arc<Message>>,
     /// The compaction that the person has asked for.
@@ -49,8 +49,8 @@ pub(super) struct Talk {
     question: Option<Question>,
 }
 
-impl Talk {
-    pub(super) fn new(chat: Chat, printer: Printer) -> Self {
+impl ChatInProgress {
+    pub(super) fn new(chat: Chat, printer: EventPrinter) -> Self {
         let (unanswered, compacting, failed, question) = (None, None, None, None);
         let (waiting, questions, decided) = (VecDeque::new(), HashSet::new(), HashMap::new());
         Self { chat, printer, unanswered, compacting, runs: 0, failed, waiting, questions, decided, question }

@@ -53,7 +53,7 @@ pub struct ToolContext {
     cancellation: CancellationToken,
     /// The channel for progress reports, if they do not go to the agent.
     progress: Option<mpsc::Sender<(ToolUseId, Value)>>,
-    agent: Option<Arc<AgentLink>>,
+    agent: Option<Arc<ToolCallAgentLink>>,
     extensions: Extensions,
     epoch: Option<u64>,
     is_repeated: bool,
@@ -98,12 +98,12 @@ impl ToolContext {
         pub(crate) fn with_repeated(self, is_repeated: bool) { self.is_repeated = is_repeated }
 
         /// Returns the same context with a connection to an agent.
-        pub(crate) fn with_agent(self, agent: AgentLink) { self.agent = Some(Arc::new(agent)) }
+        pub(crate) fn with_agent(self, agent: ToolCallAgentLink) { self.agent = Some(Arc::new(agent)) }
     }
 
     /// Returns the clock of the call, which is stopped while a question waits. `None` outside an agent.
-    pub(super) fn clock(&self) -> Option<&ToolCallClock> {
-        self.agent.as_deref().map(AgentLink::clock)
+    pub(super) fn clock(&self) -> Option<&QuestionWaitClock> {
+        self.agent.as_deref().map(ToolCallAgentLink::clock)
     }
 
     /// Returns the same context with the application's extensions.
@@ -199,12 +199,12 @@ impl ToolContext {
         if let Some(progress) = &self.progress {
             let _ = progress.try_send((id, data));
         } else if let Some(agent) = &self.agent {
-            let _ = agent.reports.try_send(ToolReport::Progress(id, data));
+            let _ = agent.reports.try_send(ToolToAgentMessage::Progress(id, data));
         }
     }
 
     /// Returns the connection of the call to its agent. `None` outside an agent.
-    pub(crate) fn agent(&self) -> Option<&AgentLink> {
+    pub(crate) fn agent(&self) -> Option<&ToolCallAgentLink> {
         self.agent.as_deref()
     }
 
@@ -332,7 +332,7 @@ pub enum Answer {
 
 /// A message of a running tool to its agent.
 #[derive(Debug)]
-pub(crate) enum ToolReport {
+pub(crate) enum ToolToAgentMessage {
     Progress(ToolUseId, Value),
     Question {
         /// The index of the call.
@@ -347,52 +347,52 @@ pub(crate) enum ToolReport {
 
 /// The connection of a call to its agent.
 #[derive(Debug)]
-pub(crate) struct AgentLink {
+pub(crate) struct ToolCallAgentLink {
     /// The number of the agent's operation that runs the call.
     pub(crate) op: u64,
     /// The index of the call.
     pub(crate) slot: usize,
-    reports: mpsc::Sender<ToolReport>,
-    clock: ToolCallClock,
+    reports: mpsc::Sender<ToolToAgentMessage>,
+    clock: QuestionWaitClock,
     /// What calls share with the agent about sub-agents. Only the layer of agents knows its type.
     pub(crate) delegations: Arc<dyn Any + Send + Sync>,
     /// The number of sub-agents that the call has started.
     pub(crate) children: AtomicU32,
 }
 
-impl AgentLink {
+impl ToolCallAgentLink {
     pub(crate) fn new(
         (op, slot): (u64, usize),
-        reports: mpsc::Sender<ToolReport>,
+        reports: mpsc::Sender<ToolToAgentMessage>,
         delegations: Arc<dyn Any + Send + Sync>,
     ) -> Self {
-        let (clock, children) = (ToolCallClock::default(), AtomicU32::new(0));
+        let (clock, children) = (QuestionWaitClock::default(), AtomicU32::new(0));
         Self { op, slot, reports, clock, delegations, children }
     }
 
     /// Wakes the agent after a change of its delegations. If the channel is full, the agent is about to be woken anyway.
     pub(crate) fn notify(&self) {
-        let _ = self.reports.try_send(ToolReport::Delegated);
+        let _ = self.reports.try_send(ToolToAgentMessage::Delegated);
     }
 
     /// Stops the clock of the call until the guard is dropped.
-    pub(crate) fn stop_clock(&self) -> ClockStopGuard<'_> {
+    pub(crate) fn stop_clock(&self) -> QuestionWaitGuard<'_> {
         self.clock.stop()
     }
 
-    fn clock(&self) -> &ToolCallClock {
+    fn clock(&self) -> &QuestionWaitClock {
         &self.clock
     }
 
     async fn progress(&self, id: ToolUseId, data: Value) {
-        let _ = self.reports.send(ToolReport::Progress(id, data)).await;
+        let _ = self.reports.send(ToolToAgentMessage::Progress(id, data)).await;
     }
 
     async fn ask(&self, question: Value) -> Answer {
         let ended = || Answer::Declined("the call has ended".to_owned());
         let _stopped = self.clock.stop();
         let (answer, answered) = oneshot::channel();
-        let report = ToolReport::Question { slot: self.slot, question, answer };
+        let report = ToolToAgentMessage::Question { slot: self.slot, question, answer };
         if self.reports.send(report).await.is_err() {
             return ended();
         }
@@ -402,10 +402,10 @@ impl AgentLink {
 
 /// Counts the time during which questions of a call wait, because this time does not count for the call's limit.
 #[derive(Debug, Default)]
-pub(crate) struct ToolCallClock(Mutex<ToolCallClockState>);
+pub(crate) struct QuestionWaitClock(Mutex<QuestionWaitClockState>);
 
 #[derive(Debug, Default)]
-struct ToolCallClockState {
+struct QuestionWaitClockState {
     open: usize,
     /// The time when the first of the open questions was asked.
     since: Option<Instant>,
@@ -415,14 +415,14 @@ struct ToolCallClockState {
 }
 
 /// A guard that stops the clock until the guard is dropped.
-pub(crate) struct ClockStopGuard<'a>(&'a ToolCallClock);
+pub(crate) struct QuestionWaitGuard<'a>(&'a QuestionWaitClock);
 
-impl ToolCallClock {
-    fn stop(&self) -> ClockStopGuard<'_> {
+impl QuestionWaitClock {
+    fn stop(&self) -> QuestionWaitGuard<'_> {
         let mut questions = lock(&self.0);
         questions.open += 1;
         questions.since.get_or_insert_with(Instant::now);
-        ClockStopGuard(self)
+        QuestionWaitGuard(self)
     }
 
     /// Returns the time for which the clock was stopped. A period in which a question is still open is not included.
@@ -444,7 +444,7 @@ impl ToolCallClock {
     }
 }
 
-impl Drop for ClockStopGuard<'_> {
+impl Drop for QuestionWaitGuard<'_> {
     fn drop(&mut self) {
         let mut questions = lock(&self.0.0);
         questions.open -= 1;

@@ -15,7 +15,7 @@ use tokio::{
 };
 use tracing::{Instrument, Span};
 
-use super::{Tool, ToolContext, ToolError, ToolOutput, ToolSet, context::ToolCallClock, output::cap};
+use super::{Tool, ToolContext, ToolError, ToolOutput, ToolSet, context::QuestionWaitClock, output::cap};
 use crate::{
     message::{ToolResult, ToolUse},
     panics::contained,
@@ -237,7 +237,7 @@ pub(crate) async fn within<F: Future>(limit: Duration, call: F, context: &ToolCo
         return Some(call.await);
     };
     // The time for which the clock was stopped before this call of `within` does not extend the limit.
-    let before = clock.map_or(Duration::ZERO, ToolCallClock::stood);
+    let before = clock.map_or(Duration::ZERO, QuestionWaitClock::stood);
     let mut stood = before;
     loop {
         let deadline = deadline.checked_add(stood.saturating_sub(before)).unwrap_or(deadline);

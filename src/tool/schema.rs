@@ -19,7 +19,7 @@ use schemars::{JsonSchema, generate::SchemaSettings};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::{Map, Value};
 
-use self::cost::{SchemaCheckMethod, SchemaCostModel};
+use self::cost::{SchemaCheckExecution, SchemaCostModel};
 use crate::{panics::contained, text::clip};
 
 /// The maximum nesting depth of a schema or a checked value. `serde_json` doesn't parse text that is nested more
@@ -179,9 +179,9 @@ impl Schema {
         let size = SchemaSize::of(value)
             .ok_or_else(|| format!("- at the top level: nests deeper than {MAX_DEPTH} levels"))?;
         match compiled.cost.judge(value, size.values) {
-            SchemaCheckMethod::Shallow => compiled.check(value),
-            SchemaCheckMethod::Deep => on_large_stack(|| compiled.check(value)).unwrap_or_else(Err),
-            SchemaCheckMethod::TooMuch => {
+            SchemaCheckExecution::Shallow => compiled.check(value),
+            SchemaCheckExecution::Deep => on_large_stack(|| compiled.check(value)).unwrap_or_else(Err),
+            SchemaCheckExecution::TooMuch => {
                 Err("- at the top level: too large or too deeply nested to be checked".to_owned())
             }
         }

@@ -167,11 +167,11 @@ macro_rules! tool {
         #[derive($crate::serde::Deserialize, $crate::schemars::JsonSchema)]
         #[serde(crate = "omni_agent::serde")]
         #[schemars(crate = "omni_agent::schemars")]
-        struct InputOfTool {
+        struct GeneratedToolInput {
             $($(#[$attribute])* $member: $type,)+
         }
-        $crate::tool_fn($name, $description, |input: InputOfTool, _: $crate::ToolContext| async move {
-            let InputOfTool { $($member),+ } = input;
+        $crate::tool_fn($name, $description, |input: GeneratedToolInput, _: $crate::ToolContext| async move {
+            let GeneratedToolInput { $($member),+ } = input;
             $body
         })
     }};

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     Node, NodeId, Tree, TreeError,
-    links::{NodeLinks, NodeSlot},
+    links::{NodeLinks, NodePosition},
 };
 use crate::message::{Message, Role};
 
@@ -77,7 +77,7 @@ impl Tree {
         }
         let mut cursors = Vec::new();
         let mut tell = |index: usize, links: &NodeLinks| {
-            let id = self.at(NodeSlot::new(index)).id();
+            let id = self.at(NodePosition::new(index)).id();
             cursors.extend(links.cursor.map(|cursor| (id, self.at(cursor).id())));
         };
         self.links.differing(&earlier.links, &mut |first, now, before| {

@@ -4,8 +4,8 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer, ser::SerializeStru
 
 use super::{
     Node, NodeId, Tree, TreeError,
-    links::{NodeIdIndex, NodeLinks, NodeSlot},
-    tail::TreeNode,
+    links::{NodeIdIndex, NodeLinks, NodePosition},
+    tail::SerializedNode,
 };
 
 /// The largest id that is accepted from outside. All ids that pushes can add above this id still fit into a signed
@@ -61,22 +61,22 @@ impl Tree {
         tree.usage = nodes.iter().filter_map(Node::usage).copied().sum();
         tree.nodes = nodes.into_iter().collect();
         for index in 0..tree.len() {
-            let node = tree.at(NodeSlot::new(index));
+            let node = tree.at(NodePosition::new(index));
             let parent = tree.parent_slot(node)?;
-            tree.links.push(NodeLinks::alone(NodeSlot::new(index), parent));
+            tree.links.push(NodeLinks::alone(NodePosition::new(index), parent));
         }
         if let Some(slot) = tree.find_cycle() {
             return Err(TreeError::Cycle { id: tree.at(slot).id() });
         }
         for index in 0..tree.len() {
-            tree.adopt(NodeSlot::new(index));
+            tree.adopt(NodePosition::new(index));
         }
         tree.settle(head, cursors)?;
         Ok(tree)
     }
 
     /// Returns the slot of the parent of `node`.
-    pub(super) fn parent_slot(&self, node: &Node) -> Result<Option<NodeSlot>, TreeError> {
+    pub(super) fn parent_slot(&self, node: &Node) -> Result<Option<NodePosition>, TreeError> {
         let unknown = |parent| TreeError::UnknownParent { id: node.id(), parent };
         node.parent().map(|parent| self.slot(parent).ok_or_else(|| unknown(parent))).transpose()
     }
@@ -106,15 +106,15 @@ impl Tree {
 
     /// Returns a node that is its own ancestor, if there is one. O(n). Uses no recursion, so the depth of the tree does
     /// not matter.
-    fn find_cycle(&self) -> Option<NodeSlot> {
-        let parent = |slot: NodeSlot| self.links(slot).parent;
-        let slots = || (0..self.len()).map(NodeSlot::new);
+    fn find_cycle(&self) -> Option<NodePosition> {
+        let parent = |slot: NodePosition| self.links(slot).parent;
+        let slots = || (0..self.len()).map(NodePosition::new);
         if slots().all(|slot| parent(slot).is_none_or(|parent| parent.index() < slot.index())) {
             // In every tree that was built by pushes, parents come before their children, so such a tree has no cycle.
             return None;
         }
         // For each node, the start of the first upward walk that reached the node.
-        let mut met_from: Vec<Option<NodeSlot>> = vec![None; self.len()];
+        let mut met_from: Vec<Option<NodePosition>> = vec![None; self.len()];
         for start in slots() {
             let mut at = Some(start);
             while let Some(slot) = at {
@@ -134,9 +134,9 @@ impl Tree {
 #[derive(Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename = "Tree")]
-pub(super) struct HydratedTree {
+pub(super) struct SerializedTree {
     /// The nodes, in the order of their ids.
-    nodes: Vec<TreeNode>,
+    nodes: Vec<SerializedNode>,
     /// The last node of the path, or `None` if the path is empty.
     head: Option<NodeId>,
     /// The child that was last active, for each node where it is not the newest child. Each entry is a node and its
@@ -156,7 +156,7 @@ impl Serialize for Tree {
 
         impl Serialize for SerializedNodes<'_> {
             fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-                serializer.collect_seq(self.0.nodes().map(TreeNode::from))
+                serializer.collect_seq(self.0.nodes().map(SerializedNode::from))
             }
         }
 
@@ -183,7 +183,7 @@ impl Serialize for Tree {
 
 impl<'de> Deserialize<'de> for Tree {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let HydratedTree { nodes, head, cursors, next } = HydratedTree::deserialize(deserializer)?;
+        let SerializedTree { nodes, head, cursors, next } = SerializedTree::deserialize(deserializer)?;
         let nodes = nodes.into_iter().map(|node| node.try_into().map_err(serde::de::Error::custom));
         let nodes = nodes.collect::<Result<Vec<Node>, D::Error>>()?;
         let tree = Self::hydrate(nodes, head, cursors).map_err(serde::de::Error::custom)?;

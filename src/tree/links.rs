@@ -6,9 +6,9 @@ use super::{Node, NodeId, Tree};
 
 /// The position of a node in the order of ids. A slot is half the size of an id and needs no search.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct NodeSlot(NonZeroU32);
+pub(super) struct NodePosition(NonZeroU32);
 
-impl NodeSlot {
+impl NodePosition {
     pub(super) fn new(index: usize) -> Self {
         let number = u32::try_from(index + 1).ok().and_then(NonZeroU32::new);
         Self(number.expect("a tree holds fewer than 2^32 nodes"))
@@ -23,17 +23,17 @@ impl NodeSlot {
 /// plain numbers and no message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct NodeLinks {
-    pub(super) parent: Option<NodeSlot>,
+    pub(super) parent: Option<NodePosition>,
     /// The child that was active last. `Some` if the node has a child.
-    pub(super) cursor: Option<NodeSlot>,
-    pub(super) newest: Option<NodeSlot>,
+    pub(super) cursor: Option<NodePosition>,
+    pub(super) newest: Option<NodePosition>,
     /// The next newer sibling. The newest sibling links to the oldest sibling, so the oldest child can be reached from
     /// the newest child.
-    pub(super) next: NodeSlot,
+    pub(super) next: NodePosition,
 }
 
 impl NodeLinks {
-    pub(super) const fn alone(slot: NodeSlot, parent: Option<NodeSlot>) -> Self {
+    pub(super) const fn alone(slot: NodePosition, parent: Option<NodePosition>) -> Self {
         Self { parent, cursor: None, newest: None, next: slot }
     }
 }
@@ -104,17 +104,17 @@ impl NodeIdIndex {
 pub struct Path<'a> {
     tree: &'a Tree,
     /// The first and the last of the remaining nodes, or `None` if no node remains.
-    ends: Option<(NodeSlot, NodeSlot)>,
+    ends: Option<(NodePosition, NodePosition)>,
     left: usize,
 }
 
 impl<'a> Path<'a> {
-    pub(super) fn new(tree: &'a Tree, ends: Option<(NodeSlot, NodeSlot)>, len: usize) -> Self {
+    pub(super) fn new(tree: &'a Tree, ends: Option<(NodePosition, NodePosition)>, len: usize) -> Self {
         Self { tree, ends, left: len }
     }
 
     /// Takes the node at `slot`. `rest` contains the first and the last node that remain afterwards, if any remain.
-    fn take(&mut self, slot: NodeSlot, rest: Option<(NodeSlot, NodeSlot)>) -> &'a Node {
+    fn take(&mut self, slot: NodePosition, rest: Option<(NodePosition, NodePosition)>) -> &'a Node {
         self.left -= 1;
         self.ends = rest.filter(|_| self.left > 0);
         self.tree.at(slot)
@@ -158,11 +158,11 @@ impl fmt::Debug for Path<'_> {
 pub(super) struct Children<'a> {
     tree: &'a Tree,
     /// The next and the last of the remaining nodes, or `None` if no node remains.
-    ends: Option<(NodeSlot, NodeSlot)>,
+    ends: Option<(NodePosition, NodePosition)>,
 }
 
 impl<'a> Children<'a> {
-    pub(super) fn new(tree: &'a Tree, newest: Option<NodeSlot>) -> Self {
+    pub(super) fn new(tree: &'a Tree, newest: Option<NodePosition>) -> Self {
         Self { tree, ends: newest.map(|newest| (tree.links(newest).next, newest)) }
     }
 }

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use super::{Node, Tree, links::NodeSlot};
+use super::{Node, Tree, links::NodePosition};
 use crate::message::{Content, Message};
 
 /// The maximum number of a message's characters on a line.
@@ -45,17 +45,17 @@ impl fmt::Display for Tree {
 }
 
 impl Tree {
-    fn is_alone(&self, slot: NodeSlot) -> bool {
+    fn is_alone(&self, slot: NodePosition) -> bool {
         self.links(slot).next == slot
     }
 
-    fn is_newest(&self, slot: NodeSlot) -> bool {
+    fn is_newest(&self, slot: NodePosition) -> bool {
         self.newest_beside(slot) == Some(slot)
     }
 
     /// Returns the next node of the outline: the first child of the node, or, if it has no child, the next sibling of
     /// the node or of its nearest ancestor with a next sibling. Removes the levels that end at this node.
-    fn after(&self, slot: NodeSlot, levels: &mut Vec<bool>) -> Option<NodeSlot> {
+    fn after(&self, slot: NodePosition, levels: &mut Vec<bool>) -> Option<NodePosition> {
         if let Some(newest) = self.links(slot).newest {
             return Some(self.links(newest).next);
         }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use super::{Node, NodeId, PathEnds, Tree};
+use super::{Node, NodeId, PathRootAndHead, Tree};
 use crate::message::{Content, Message, Role, Timestamp, Usage};
 
 impl Tree {
@@ -30,7 +30,7 @@ impl Tree {
         };
         Self {
             nodes: self.nodes().map(seen).collect(),
-            path: self.path.map(|path| PathEnds { root: first.unwrap_or(path.head), ..path }),
+            path: self.path.map(|path| PathRootAndHead { root: first.unwrap_or(path.head), ..path }),
             history: self.history.iter().skip(skipped).cloned().collect(),
             usage: kept.iter().filter_map(|id| self.node(*id)?.usage()).copied().sum(),
             ..self.clone()
@@ -45,7 +45,7 @@ fn empty(role: Role) -> Message {
 /// A node of a serialized tree: a message at its position, or an outline, which has only the role of its message.
 #[derive(Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-pub(super) struct TreeNode {
+pub(super) struct SerializedNode {
     /// The node's id.
     id: NodeId,
     /// The id of the node that this node follows. `None` for a root.
@@ -65,7 +65,7 @@ pub(super) struct TreeNode {
     left_open: bool,
 }
 
-impl From<&Node> for TreeNode {
+impl From<&Node> for SerializedNode {
     fn from(node: &Node) -> Self {
         let Node { id, parent, ref message, ref usage, left_open, is_outline } = *node;
         let (message, role) =
@@ -74,11 +74,11 @@ impl From<&Node> for TreeNode {
     }
 }
 
-impl TryFrom<TreeNode> for Node {
+impl TryFrom<SerializedNode> for Node {
     type Error = String;
 
-    fn try_from(node: TreeNode) -> Result<Self, String> {
-        let TreeNode { id, parent, message, role, usage, left_open } = node;
+    fn try_from(node: SerializedNode) -> Result<Self, String> {
+        let SerializedNode { id, parent, message, role, usage, left_open } = node;
         let is_outline = message.is_none();
         let message = message.or_else(|| Some(Arc::new(empty(role?))));
         let message = message

@@ -17,8 +17,8 @@ mod tests;
 
 pub(crate) use frame::AgUiFrame;
 pub(crate) use request::AgUiInput;
-pub(super) use runs::AgUiRuns;
-pub(crate) use stream::{AgUiRun, AgUiStart, AgUiStream};
+pub(super) use runs::AgUiRecentRuns;
+pub(crate) use stream::{AgUiRequestedRun, AgUiStream, AgUiStreamScope};
 
 /// The type of the activity messages that show the progress of a tool.
 const PROGRESS: &str = "omni.progress";

@@ -20,9 +20,10 @@ use super::{
     gate::WebRequest,
     requests::decided_by,
     routes::{self, Route, command, file, routes},
-    streams::{StreamLifetime, StreamPermit},
+    streams::{LoadPermit, StreamLifetime},
     ui_messages::{
-        AiSdkPostBody, AiSdkSettings, AiSdkStream, AiSdkTarget, AiSdkVersion, DONE, messages, read,
+        AiSdkPostBody, AiSdkStream, AiSdkStreamScope, AiSdkTranslationSettings, AiSdkVersion, DONE, messages,
+        read,
     },
 };
 use crate::{
@@ -67,7 +68,7 @@ const fn seven() -> u8 {
     7
 }
 
-fn settings(call: &WebRequest) -> Result<AiSdkSettings, Problem> {
+fn settings(call: &WebRequest) -> Result<AiSdkTranslationSettings, Problem> {
     let level = match call.query::<AiSdkQuery>()?.ui {
         6 => AiSdkVersion::Six,
         7 => AiSdkVersion::Seven,
@@ -75,7 +76,12 @@ fn settings(call: &WebRequest) -> Result<AiSdkSettings, Problem> {
     };
     let (view, conversation) = (&call.web.0.view, call.client_path("/chat"));
     let files = view.files(format!("{conversation}/files"), usize::MAX);
-    Ok(AiSdkSettings { level, conversation: Some(conversation), files, provider_items: view.everything })
+    Ok(AiSdkTranslationSettings {
+        level,
+        conversation: Some(conversation),
+        files,
+        provider_items: view.everything,
+    })
 }
 
 async fn post(mut call: WebRequest) -> Result<Response, Problem> {
@@ -120,7 +126,7 @@ async fn resume(mut call: WebRequest) -> Result<Response, Problem> {
     if snapshot.agent.status != Status::Busy || !snapshot.agent.is_answering() {
         return Ok(StatusCode::NO_CONTENT.into_response());
     }
-    let ui = AiSdkStream::begin(settings, &snapshot, AiSdkTarget::InFlight);
+    let ui = AiSdkStream::begin(settings, &snapshot, AiSdkStreamScope::InFlight);
     let reader = call.reader(&session, &snapshot);
     Ok(respond(&call, ui, session, (updates, snapshot.last), (permit, reader)))
 }
@@ -160,7 +166,7 @@ struct AiSdkResponseState {
     is_done: bool,
     reader: Option<WebRunReader>,
     /// Counts this stream among the open streams, whose number is limited, until the stream ends.
-    _permit: StreamPermit,
+    _permit: LoadPermit,
 }
 
 impl AiSdkResponseState {
@@ -231,7 +237,7 @@ fn respond(
     ui: AiSdkStream,
     session: Session,
     (updates, seen): (SessionSubscription, EventId),
-    (permit, reader): (StreamPermit, Option<WebRunReader>),
+    (permit, reader): (LoadPermit, Option<WebRunReader>),
 ) -> Response {
     let reply = AiSdkResponseState {
         client: call.client.clone(),

@@ -6,9 +6,9 @@ use crate::{run::ErrorKind, store::ConversationId};
 type ClientIdMapping = dyn Fn(&Principal, &str) -> Option<ConversationId> + Send + Sync;
 
 /// Turns the id of a client into the id of the stored conversation.
-pub(super) struct ClientIdTranslator(Box<ClientIdMapping>);
+pub(super) struct ClientConversationIdTranslator(Box<ClientIdMapping>);
 
-crate::debug::impl_debug!(ClientIdTranslator {});
+crate::debug::impl_debug!(ClientConversationIdTranslator {});
 
 impl WebBuilder {
     /// Lets clients of the AI SDK and of AG-UI choose the ids of new conversations. By default, such a client can only
@@ -22,7 +22,7 @@ impl WebBuilder {
         mut self,
         scope: impl Fn(&Principal, &str) -> Option<ConversationId> + Send + Sync + 'static,
     ) -> Self {
-        self.0.client_ids = Some(ClientIdTranslator(Box::new(scope)));
+        self.0.client_ids = Some(ClientConversationIdTranslator(Box::new(scope)));
         self
     }
 }
@@ -54,7 +54,7 @@ impl Web {
     /// Returns the id of the stored conversation for which the client uses this id.
     pub(super) fn stored_id(&self, principal: &Principal, id: &str) -> Result<ConversationId, Problem> {
         match &self.0.client_ids {
-            Some(ClientIdTranslator(scope)) => {
+            Some(ClientConversationIdTranslator(scope)) => {
                 scope(principal, id).ok_or_else(|| Problem::invalid_id(&"the id is not acceptable"))
             }
             None => ConversationId::new(id).map_err(|error| Problem::invalid_id(&error)),

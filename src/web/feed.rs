@@ -25,8 +25,8 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 use super::{
     Action, AuthorizedClient, Problem, Web,
     gate::WebRequest,
-    streams::{StreamLifetime, StreamPermit},
-    view::ConversationView,
+    streams::{LoadPermit, StreamLifetime},
+    view::ConversationViewFilter,
 };
 use crate::{
     agent::Event,
@@ -70,7 +70,7 @@ impl SessionEventPositions {
 }
 
 /// A conversation of a stream.
-pub(super) struct WatchedConversation {
+pub(super) struct ConversationToWatch {
     pub(super) id: ConversationId,
     /// The subscription, if the conversation is open already. Otherwise the stream checks the access and opens it.
     pub(super) subscription: Option<SessionSubscription>,
@@ -79,7 +79,7 @@ pub(super) struct WatchedConversation {
 }
 
 /// One item of the merged stream.
-enum FeedItem {
+enum MergedFeedItem {
     Conversation(ConversationId, Update<SessionSnapshot, SessionEvent>),
     Refused(ConversationId, Problem),
     List(Update<ManagerSnapshot, ManagerEvent>),
@@ -87,12 +87,12 @@ enum FeedItem {
 
 /// A stream of the items of a few streams, which take turns. Unlike `SelectAll`, `MergedFeedStreams` allocates nothing per item.
 #[derive(Default)]
-struct MergedFeedStreams(VecDeque<BoxStream<'static, FeedItem>>);
+struct MergedFeedStreams(VecDeque<BoxStream<'static, MergedFeedItem>>);
 
 impl Stream for MergedFeedStreams {
-    type Item = FeedItem;
+    type Item = MergedFeedItem;
 
-    fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<FeedItem>> {
+    fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<MergedFeedItem>> {
         for _ in 0..self.0.len() {
             let Some(mut stream) = self.0.pop_front() else { break };
             match stream.poll_next_unpin(context) {
@@ -111,7 +111,7 @@ impl Stream for MergedFeedStreams {
 /// A conversation of a stream, as the client sees it.
 struct WatchedConversationView {
     id: ConversationId,
-    lens: ConversationView,
+    lens: ConversationViewFilter,
     /// Ends the subscription when it is dropped.
     _subscription: DropGuard,
 }
@@ -127,7 +127,7 @@ struct UpdateStream {
     lifetime: StreamLifetime,
     has_ended: bool,
     /// The permit of this stream. It is released at the end of the stream, so that another stream can be opened.
-    _permit: StreamPermit,
+    _permit: LoadPermit,
 }
 
 #[derive(Serialize)]
@@ -167,9 +167,9 @@ async fn enter(
 /// Returns the response with the stream.
 pub(super) fn respond(
     call: &WebRequest,
-    permit: StreamPermit,
+    permit: LoadPermit,
     list: bool,
-    watches: Vec<WatchedConversation>,
+    watches: Vec<ConversationToWatch>,
     after: &SessionEventPositions,
 ) -> Response {
     let (web, client) = (&call.web, &call.client);
@@ -214,11 +214,11 @@ pub(super) fn respond(
 /// Opens a conversation, unless it is open, and returns its updates.
 fn updates(
     client: AuthorizedClient,
-    watch: WatchedConversation,
+    watch: ConversationToWatch,
     after: Option<EventId>,
-) -> impl Stream<Item = FeedItem> + Send {
+) -> impl Stream<Item = MergedFeedItem> + Send {
     stream::once(async move {
-        let WatchedConversation { id, subscription, messages } = watch;
+        let ConversationToWatch { id, subscription, messages } = watch;
         let subscription = match subscription {
             Some(subscription) => Ok(subscription),
             None => enter(&client, &id, after).await,
@@ -228,14 +228,14 @@ fn updates(
                 Some(limit) => subscription.into_tail(limit),
                 None => subscription,
             },
-            Err(error) => return stream::iter([FeedItem::Refused(id, error.into())]).boxed(),
+            Err(error) => return stream::iter([MergedFeedItem::Refused(id, error.into())]).boxed(),
         };
         // A resumed subscription has no snapshot of its own. Its first update is a resync if events are missing.
         let first = subscription.snapshot().map(Arc::clone).map(Update::Resync);
-        let first = stream::iter(first.map(|update| FeedItem::Conversation(id.clone(), update)));
+        let first = stream::iter(first.map(|update| MergedFeedItem::Conversation(id.clone(), update)));
         let rest = stream::unfold((subscription, id), |(mut subscription, id)| async move {
             let update = subscription.next().await?;
-            Some((FeedItem::Conversation(id.clone(), update), (subscription, id)))
+            Some((MergedFeedItem::Conversation(id.clone(), update), (subscription, id)))
         });
         first.chain(rest).boxed()
     })
@@ -270,9 +270,9 @@ impl UpdateStream {
                 return Some(with_data(Frame::default().event("ending"), &ending));
             };
             let frame = match item {
-                FeedItem::Conversation(id, update) => self.conversation(&id, update).await,
-                FeedItem::Refused(id, problem) => Some(self.refused(&id, &problem)),
-                FeedItem::List(update) => {
+                MergedFeedItem::Conversation(id, update) => self.conversation(&id, update).await,
+                MergedFeedItem::Refused(id, problem) => Some(self.refused(&id, &problem)),
+                MergedFeedItem::List(update) => {
                     Some(with_data(Frame::default().event("list"), &ListUpdateFrame { update: &update }))
                 }
             };
@@ -347,7 +347,7 @@ impl ListWatch {
 
     /// Returns the visible updates. Reading labels can take long, so it is part of this stream: the other items and the
     /// end of the whole stream do not wait for it.
-    fn items(self) -> impl Stream<Item = FeedItem> + Send {
+    fn items(self) -> impl Stream<Item = MergedFeedItem> + Send {
         stream::unfold(self, |mut listing| async move {
             loop {
                 let next = match listing.first.take() {
@@ -355,7 +355,7 @@ impl ListWatch {
                     None => listing.rest.next().await?,
                 };
                 if let Some(update) = listing.visible(next).await {
-                    return Some((FeedItem::List(update), listing));
+                    return Some((MergedFeedItem::List(update), listing));
                 }
             }
         })
@@ -478,9 +478,9 @@ mod tests {
 
     use super::*;
 
-    fn items(name: &str, count: usize) -> BoxStream<'static, FeedItem> {
+    fn items(name: &str, count: usize) -> BoxStream<'static, MergedFeedItem> {
         let id = ConversationId::new(name).expect("an id");
-        let item = move || FeedItem::Refused(id.clone(), Problem::not_found());
+        let item = move || MergedFeedItem::Refused(id.clone(), Problem::not_found());
         stream::repeat_with(item).take(count).boxed()
     }
 
@@ -491,7 +491,7 @@ mod tests {
             MergedFeedStreams(VecDeque::from([items("a", 3), waiting, items("b", 1), items("c", 2)]));
         let mut names = Vec::new();
         while let Some(item) = merged.next().now_or_never() {
-            let Some(FeedItem::Refused(id, _)) = item else { panic!("one stream still waits") };
+            let Some(MergedFeedItem::Refused(id, _)) = item else { panic!("one stream still waits") };
             names.push(id.to_string());
         }
         assert_eq!(names, ["a", "b", "c", "a", "c", "a"]);

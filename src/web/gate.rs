@@ -20,8 +20,8 @@ use super::{
     Access, Action, AuthorizedClient, Principal, Problem, Web, WebShared, feed,
     front::files::encoded,
     requests::{action, check},
-    streams::StreamPermit,
-    view::ConversationView,
+    streams::LoadPermit,
+    view::ConversationViewFilter,
 };
 use crate::{
     json::halves,
@@ -51,7 +51,7 @@ pub(super) struct WebRequest {
     /// `Sync`.
     body: Mutex<Body>,
     /// Counts the bytes of the body among the bytes in work.
-    held: Option<StreamPermit>,
+    held: Option<LoadPermit>,
 }
 
 impl WebRequest {
@@ -142,7 +142,7 @@ impl WebRequest {
     }
 
     /// Returns the view of a conversation that clients get.
-    pub(super) fn lens(&self, id: &ConversationId) -> ConversationView {
+    pub(super) fn lens(&self, id: &ConversationId) -> ConversationViewFilter {
         self.web.0.view.of(format!("{}/conversations/{id}/files", self.base))
     }
 

@@ -7,7 +7,7 @@ use axum::{
     response::{IntoResponse, Response},
 };
 
-use super::{Problem, Web, proxy::ProxyRequest};
+use super::{Problem, Web, proxy::ProxyRequestAttempt};
 
 /// The methods and headers that a page of another origin may use.
 const CORS: [(HeaderName, &str); 3] = [
@@ -31,7 +31,7 @@ pub(crate) fn guarded(router: axum::Router, web: &Web) -> axum::Router {
 
 pub(super) async fn guard(State(web): State<Web>, request: Request, next: Next) -> Response {
     let (mut parts, body) = request.into_parts();
-    let proxied = ProxyRequest::take(&web, &mut parts.headers);
+    let proxied = ProxyRequestAttempt::take(&web, &mut parts.headers);
     let origin = match check(&web, &parts) {
         Ok(origin) => origin,
         Err(problem) => return secured(problem.into_response(), None),
@@ -48,7 +48,7 @@ pub(super) async fn guard(State(web): State<Web>, request: Request, next: Next) 
         if let Some(proxied) = proxied {
             parts.extensions.insert(proxied);
         }
-        ProxyRequest::finish(proxied, next.run(Request::from_parts(parts, body)).await)
+        ProxyRequestAttempt::finish(proxied, next.run(Request::from_parts(parts, body)).await)
     };
     let mut response = secured(response, origin);
     if !web.0.origins.is_empty() {

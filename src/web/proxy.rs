@@ -4,7 +4,7 @@
 //! owner in a header, and the proxy repeats the request there. The answer to a repeated request never names an owner, so an
 //! outdated owner cannot make a request go in circles.
 //!
-//! Clients never learn an address. A problem carries its error to [`ProxyRequest::finish`] as an extension of the response,
+//! Clients never learn an address. A problem carries its error to [`ProxyRequestAttempt::finish`] as an extension of the response,
 //! which is not sent, and only the answer to a request with the secret gets the header.
 
 use axum::{
@@ -51,7 +51,7 @@ impl WebBuilder {
 
 /// A request that comes from the proxy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum ProxyRequest {
+pub(super) enum ProxyRequestAttempt {
     /// The proxy can repeat the request at another process.
     First,
     /// The proxy has repeated the request already.
@@ -62,7 +62,7 @@ pub(super) enum ProxyRequest {
 #[derive(Clone, Debug)]
 pub(super) struct OpenElsewhere(pub(super) Error);
 
-impl ProxyRequest {
+impl ProxyRequestAttempt {
     /// Returns `None` if the request does not come from the proxy. Removes the proxy's headers, so that the application's
     /// hooks cannot log the secret.
     pub(super) fn take(web: &Web, headers: &mut HeaderMap) -> Option<Self> {
@@ -106,7 +106,7 @@ impl WebRequest {
     /// operation that otherwise waits for the end of that process, or ignores what that process has not stored.
     pub(super) async fn check_owner(&self) -> Result<(), Problem> {
         let (manager, id) = (&self.web.0.manager, self.id()?);
-        let is_first = self.parts.extensions.get() == Some(&ProxyRequest::First);
+        let is_first = self.parts.extensions.get() == Some(&ProxyRequestAttempt::First);
         if !is_first || manager.get(id).is_some() {
             return Ok(());
         }

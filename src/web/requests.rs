@@ -76,7 +76,7 @@ pub(crate) struct PeriodQuery {
 #[derive(Debug, Default, Deserialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(default, deny_unknown_fields)]
-pub(crate) struct RowsQuery {
+pub(crate) struct UsageRowsQuery {
     /// The maximum number of rows: 50 by default. The server limits it.
     pub(super) limit: Option<usize>,
     /// The number of rows to skip, which is the value of `next` in the previous page.

@@ -19,14 +19,14 @@ use serde::Serialize;
 
 use super::{
     Action, Problem, Web,
-    feed::{self, SessionEventPositions, WatchedConversation},
+    feed::{self, ConversationToWatch, SessionEventPositions},
     front::files::{attachments, stored},
     gate::{RouteHandler, WebRequest},
     guard::guard,
     pages::visible,
     requests::{
         ApprovalPage, Created, ListPage, ListQuery, ListedApproval, MessagePage, MessagesQuery,
-        NewConversation, NewFork, PeriodQuery, RowsPage, RowsQuery, SearchQuery, WatchQuery, action,
+        NewConversation, NewFork, PeriodQuery, RowsPage, SearchQuery, UsageRowsQuery, WatchQuery, action,
         check_count, position, position_text, prompt_of,
     },
 };
@@ -301,7 +301,7 @@ async fn messages(call: WebRequest) -> Result<Response, Problem> {
 }
 
 async fn rows(call: WebRequest) -> Result<Response, Problem> {
-    let RowsQuery { limit, after } = call.query()?;
+    let UsageRowsQuery { limit, after } = call.query()?;
     let limit = call.limit(limit);
     let id = call.id()?;
     let rows = call.web.0.manager.store().usage(id, &Page::first(limit).from(after)).await?;
@@ -372,7 +372,7 @@ async fn watch(call: WebRequest) -> Result<Response, Problem> {
     let permit = call.open_stream()?;
     let (id, labels) = call.conversation()?;
     let (_, subscription, _) = feed::subscribe(&call.client, id, labels, after.of(id)).await?;
-    let watch = WatchedConversation { id: id.clone(), subscription: Some(subscription), messages };
+    let watch = ConversationToWatch { id: id.clone(), subscription: Some(subscription), messages };
     Ok(feed::respond(&call, permit, false, vec![watch], &after))
 }
 
@@ -405,7 +405,7 @@ async fn events(call: WebRequest) -> Result<Response, Problem> {
     }
     let permit = call.open_stream()?;
     let watches =
-        ids.into_iter().map(|id| WatchedConversation { id, subscription: None, messages }).collect();
+        ids.into_iter().map(|id| ConversationToWatch { id, subscription: None, messages }).collect();
     Ok(feed::respond(&call, permit, list, watches, &after))
 }
 

@@ -21,22 +21,22 @@ use crate::{
 
 /// The load of all principals. An entry exists only while the principal has a permit.
 #[derive(Debug, Default)]
-pub(super) struct PrincipalLoads(Mutex<PrincipalLoadCounts>);
+pub(super) struct PrincipalLoads(Mutex<TotalAndPrincipalLoads>);
 
 #[derive(Debug, Default)]
-struct PrincipalLoadCounts {
-    all: PrincipalLoad,
-    of: HashMap<Principal, PrincipalLoad>,
+struct TotalAndPrincipalLoads {
+    all: StreamAndBodyLoad,
+    of: HashMap<Principal, StreamAndBodyLoad>,
 }
 
 /// The open streams, and the bytes of bodies that are being received or processed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct PrincipalLoad {
+struct StreamAndBodyLoad {
     streams: usize,
     bytes: usize,
 }
 
-impl PrincipalLoad {
+impl StreamAndBodyLoad {
     fn plus(self, more: Self) -> Self {
         Self { streams: self.streams + more.streams, bytes: self.bytes + more.bytes }
     }
@@ -55,15 +55,15 @@ pub(super) type StreamLifetime = Pin<Box<Sleep>>;
 
 /// The permit of an open stream, or of a body in work. When the permit is dropped, its load no longer counts.
 #[derive(Debug)]
-pub(crate) struct StreamPermit {
+pub(crate) struct LoadPermit {
     loads: Arc<PrincipalLoads>,
     principal: Principal,
-    held: PrincipalLoad,
+    held: StreamAndBodyLoad,
 }
 
-impl StreamPermit {
+impl LoadPermit {
     /// Adds this load, unless it exceeds the limit of the principal or of all. Returns whether it was added.
-    fn add(&mut self, more: PrincipalLoad, own: PrincipalLoad, all: PrincipalLoad) -> bool {
+    fn add(&mut self, more: StreamAndBodyLoad, own: StreamAndBodyLoad, all: StreamAndBodyLoad) -> bool {
         let mut counts = lock(&self.loads.0);
         let of_all = counts.all.plus(more);
         let of_own = counts.of.get(&self.principal).copied().unwrap_or_default().plus(more);
@@ -77,13 +77,13 @@ impl StreamPermit {
     }
 }
 
-impl Drop for StreamPermit {
+impl Drop for LoadPermit {
     fn drop(&mut self) {
         let mut counts = lock(&self.loads.0);
         counts.all = counts.all.minus(self.held);
         if let Some(own) = counts.of.get_mut(&self.principal) {
             *own = own.minus(self.held);
-            if *own == PrincipalLoad::default() {
+            if *own == StreamAndBodyLoad::default() {
                 counts.of.remove(&self.principal);
             }
         }
@@ -92,7 +92,7 @@ impl Drop for StreamPermit {
 
 impl WebRequest {
     /// Counts a stream of the principal: see [`Web::open_stream`].
-    pub(super) fn open_stream(&self) -> Result<StreamPermit, Problem> {
+    pub(super) fn open_stream(&self) -> Result<LoadPermit, Problem> {
         self.web.open_stream(&self.client.principal)
     }
 }
@@ -111,20 +111,20 @@ impl Web {
     }
 
     /// Adds a load to a permit of this web.
-    fn load(&self, permit: &mut StreamPermit, more: PrincipalLoad) -> bool {
+    fn load(&self, permit: &mut LoadPermit, more: StreamAndBodyLoad) -> bool {
         let limits = &self.0.limits;
         // A body of the greatest size must be possible while there is no other.
         let bytes = |limit: usize| limit.max(limits.command_body).max(limits.body);
-        let own = PrincipalLoad {
+        let own = StreamAndBodyLoad {
             streams: limits.streams_per_principal,
             bytes: bytes(limits.bodies_per_principal),
         };
-        permit.add(more, own, PrincipalLoad { streams: limits.streams, bytes: bytes(limits.bodies) })
+        permit.add(more, own, StreamAndBodyLoad { streams: limits.streams, bytes: bytes(limits.bodies) })
     }
 
-    fn permit(&self, principal: &Principal) -> StreamPermit {
+    fn permit(&self, principal: &Principal) -> LoadPermit {
         let (loads, principal) = (Arc::clone(&self.0.loads), principal.clone());
-        StreamPermit { loads, principal, held: PrincipalLoad::default() }
+        LoadPermit { loads, principal, held: StreamAndBodyLoad::default() }
     }
 
     /// Counts a stream of the principal.
@@ -132,12 +132,12 @@ impl Web {
     /// # Errors
     ///
     /// Fails if the server is about to stop, or if too many streams are open.
-    pub(crate) fn open_stream(&self, principal: &Principal) -> Result<StreamPermit, Problem> {
+    pub(crate) fn open_stream(&self, principal: &Principal) -> Result<LoadPermit, Problem> {
         if self.is_draining() {
             return Err(Problem::draining());
         }
         let mut permit = self.permit(principal);
-        if !self.load(&mut permit, PrincipalLoad { streams: 1, bytes: 0 }) {
+        if !self.load(&mut permit, StreamAndBodyLoad { streams: 1, bytes: 0 }) {
             let problem = Problem::new(
                 StatusCode::TOO_MANY_REQUESTS,
                 "too-many-streams",
@@ -158,7 +158,7 @@ impl Web {
         principal: &Principal,
         body: Body,
         limit: usize,
-    ) -> Result<(Vec<u8>, StreamPermit), Problem> {
+    ) -> Result<(Vec<u8>, LoadPermit), Problem> {
         let (mut permit, mut bytes) = (self.permit(principal), Vec::new());
         let mut pieces = body.into_data_stream();
         while let Some(piece) = pieces.next().await {
@@ -166,7 +166,7 @@ impl Web {
             if bytes.len() + piece.len() > limit {
                 return Err(Problem::too_large(limit));
             }
-            if !self.load(&mut permit, PrincipalLoad { streams: 0, bytes: piece.len() }) {
+            if !self.load(&mut permit, StreamAndBodyLoad { streams: 0, bytes: piece.len() }) {
                 let title = "Too many large requests are being processed. Try again later.";
                 let problem = Problem::new(StatusCode::TOO_MANY_REQUESTS, "too-many-bodies", title);
                 return Err(problem.with_retry_after(RETRY));

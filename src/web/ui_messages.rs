@@ -26,7 +26,7 @@ mod tests;
 pub(super) use self::{
     list::messages,
     request::{AiSdkPostBody, read},
-    stream::{AiSdkStream, AiSdkTarget},
+    stream::{AiSdkStream, AiSdkStreamScope},
 };
 
 use serde_json::Value;
@@ -51,7 +51,7 @@ pub(super) enum AiSdkVersion {
 
 /// The settings of a translation.
 #[derive(Clone, Debug, Default)]
-pub(super) struct AiSdkSettings {
+pub(super) struct AiSdkTranslationSettings {
     /// The level of the protocol.
     pub(super) level: AiSdkVersion,
     /// The address of the conversation's routes, without a slash at the end.

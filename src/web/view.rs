@@ -64,14 +64,18 @@ impl View {
     }
 
     /// Returns this view of one conversation. `files` is the address of the conversation's files.
-    pub(super) const fn of(&self, files: String) -> ConversationView {
-        ConversationView { everything: self.everything, files: self.files(files, usize::MAX), answer: None }
+    pub(super) const fn of(&self, files: String) -> ConversationViewFilter {
+        ConversationViewFilter {
+            everything: self.everything,
+            files: self.files(files, usize::MAX),
+            answer: None,
+        }
     }
 }
 
 /// A view of one conversation.
 #[derive(Debug)]
-pub(super) struct ConversationView {
+pub(super) struct ConversationViewFilter {
     everything: bool,
     files: ClientFileForm,
     /// The id of the response that is being streamed.
@@ -80,7 +84,7 @@ pub(super) struct ConversationView {
 
 type ViewedSessionUpdate = Update<SessionSnapshot, SessionEvent>;
 
-impl ConversationView {
+impl ConversationViewFilter {
     pub(super) fn update(&mut self, update: ViewedSessionUpdate) -> ViewedSessionUpdate {
         match update {
             Update::Event(Numbered { id, event }) => {

@@ -139,7 +139,8 @@ async fn search_index_created_by_two_stores_at_once_is_created_once() {
     );
     raw(url).await.batch_execute(&more).await.unwrap();
     let other = PostgresStore::builder(url).schema(store.schema()).open().await.unwrap();
-    let (first, second) = join(store.create_search_index(), other.create_search_index()).await;
+    let (first, second) =
+        join(Box::pin(store.create_search_index()), Box::pin(other.create_search_index())).await;
     first.unwrap();
     second.unwrap();
     let found = other.search(&"word".parse().unwrap(), &Listing::default()).await.unwrap();

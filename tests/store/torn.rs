@@ -81,7 +81,7 @@ async fn log_with_a_long_last_line_is_torn_or_damaged_like_one_with_a_short_line
         ("without a line feed", log[..log.len() - 1].to_vec(), Ok(1)),
         ("with an end that was never filled", zeros(edge, log.len()), Ok(1)),
         ("never filled", zeros(begin, log.len()), Ok(1)),
-        ("followed by space that was never filled", [&log[..], &[0; 300_000]].concat(), Ok(2)),
+        ("followed by space that was never filled", [&log[..], &vec![0; 300_000]].concat(), Ok(2)),
         ("with a beginning that was never filled", zeros(begin, edge), Ok(1)),
         ("with zero bytes elsewhere", zeros(edge + 1, edge + 9), Err(())),
         ("with another frame", zeros(begin + 3, begin + 4), Err(())),

@@ -8,12 +8,12 @@ use serde::{Deserialize, Serialize};
 use super::{AgentCore, fresh::PastPauseIds, known, tools::idempotency_key};
 use crate::{
     agent::{
-        Decided, PendingUse, Prompt, Status, TurnRecord, UnreadableTurn,
+        Decided, PendingUse, Prompt, Status, TurnRecord, UnreadableTurnReason,
         decision::MAX_NAMED,
         durable::FORMAT,
         phase::{
-            AgentPhase, AgentTurnStage, DecisionOrPause, EventContinuation, OpNumber, ToolUseSlot, Turn,
-            TurnContinuation, TurnRecoveryStage, WorkingHistory,
+            AfterEventCallback, AgentPhase, AgentTurnStage, DecisionOrPause, HistoryWithPendingMessages,
+            NextTurnOfRun, OpNumber, ToolUseSlot, Turn, TurnRecoveryStage,
         },
     },
     json,
@@ -22,7 +22,7 @@ use crate::{
 
 /// The recorded form of the core, as JSON: a turn and its stage, or the time between two turns of a run.
 #[derive(Serialize, Deserialize)]
-struct AgentCoreRecord<'a> {
+struct StoredAgentCore<'a> {
     op: OpNumber,
     run: u32,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -36,7 +36,7 @@ struct AgentCoreRecord<'a> {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     stage: Option<Cow<'a, AgentTurnStage>>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    between: Option<Cow<'a, TurnContinuation>>,
+    between: Option<Cow<'a, NextTurnOfRun>>,
     /// The name of the model that the turn's prompt selects, if it selects one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     model: Option<Cow<'a, str>>,
@@ -55,7 +55,7 @@ impl AgentCore {
         let origin = self.phase.origin().filter(|_| self.phase.is_recorded())?;
         let turn = self.phase.turn();
         let between = match &self.phase {
-            AgentPhase::Noticing { then: EventContinuation::Continue(between), .. } => Some(&**between),
+            AgentPhase::Noticing { then: AfterEventCallback::Continue(between), .. } => Some(&**between),
             _ => None,
         };
         let id = turn.map(|turn| turn.id).or(between.map(|between| between.turn))?;
@@ -67,7 +67,7 @@ impl AgentCore {
         };
         let stage = withdrawn.as_ref().or(stage);
         let early = stage.and_then(AgentTurnStage::unreported).map(|tools| &tools.early[..]);
-        let bare = AgentCoreRecord {
+        let bare = StoredAgentCore {
             op: self.last_op,
             run: self.runs,
             first_turn: self.first_turn,
@@ -132,8 +132,8 @@ fn check_staged(prompt: &Prompt) -> Result<(), RecordDamage> {
 }
 
 /// Checks that the continuation can start the next turn.
-fn check_continuation(between: &TurnContinuation, history: &History) -> Result<(), RecordDamage> {
-    let TurnContinuation { content, origin, step, .. } = between;
+fn check_continuation(between: &NextTurnOfRun, history: &History) -> Result<(), RecordDamage> {
+    let NextTurnOfRun { content, origin, step, .. } = between;
     if origin.max_steps.is_some_and(|max| *step >= max) {
         return Err(format!("another turn after {step} requests, {:?} allowed", origin.max_steps));
     }
@@ -152,15 +152,15 @@ impl AgentCore {
         record: TurnRecord,
         history: History,
         fallback: Option<History>,
-    ) -> Result<(Self, Option<String>), UnreadableTurn> {
+    ) -> Result<(Self, Option<String>), UnreadableTurnReason> {
         if let Some(problem) = record.damage() {
-            return Err(UnreadableTurn::Damaged(problem.to_owned()));
+            return Err(UnreadableTurnReason::Damaged(problem.to_owned()));
         }
         if record.format > FORMAT {
-            return Err(UnreadableTurn::Newer { format: record.format });
+            return Err(UnreadableTurnReason::Newer { format: record.format });
         }
-        let restored = restore(record, history, fallback).map_err(UnreadableTurn::Damaged)?;
-        restored.0.check().map_err(UnreadableTurn::Damaged)?;
+        let restored = restore(record, history, fallback).map_err(UnreadableTurnReason::Damaged)?;
+        restored.0.check().map_err(UnreadableTurnReason::Damaged)?;
         Ok(restored)
     }
 }
@@ -169,7 +169,7 @@ impl TurnRecord {
     /// If the turn waits for nothing but decisions about tools of sub-agents that are sessions, returns the idempotency
     /// keys of the calls of these sub-agents.
     pub(crate) fn delegated_calls(&self) -> Option<Vec<String>> {
-        let bare: AgentCoreRecord<'_> = json::parse(&self.core).ok()?;
+        let bare: StoredAgentCore<'_> = json::parse(&self.core).ok()?;
         let (turn, stage) = (bare.turn?, bare.stage.filter(|stage| stage.only_delegates())?);
         let AgentTurnStage::Executing { slots, .. } = &*stage else { return None };
         let open = slots.iter().enumerate().filter(|(_, slot)| slot.result.is_none());
@@ -182,7 +182,7 @@ fn restore(
     history: History,
     fallback: Option<History>,
 ) -> Result<(AgentCore, Option<String>), RecordDamage> {
-    let bare: AgentCoreRecord<'_> = json::parse(&record.core)?;
+    let bare: StoredAgentCore<'_> = json::parse(&record.core)?;
     in_range(bare.op, MAX_OP)?;
     let waited = bare.waited.len();
     bare.staged.iter().try_for_each(|prompt| check_staged(prompt))?;
@@ -204,7 +204,7 @@ fn restore(
             in_range(between.step.into(), MAX_COUNT)?;
             check_continuation(&between, &core.history)?;
             (between.turn, between.recorded) = (record.turn, true);
-            AgentPhase::Noticing { op: 0, begun: true, then: EventContinuation::Continue(between) }
+            AgentPhase::Noticing { op: 0, begun: true, then: AfterEventCallback::Continue(between) }
         }
         (Some(turn), Some(stage), None) => {
             let (mut turn, mut stage) = (Box::new(turn.into_owned()), stage.into_owned());
@@ -219,7 +219,8 @@ fn restore(
             (turn.id, turn.recorded) = (record.turn, true);
             turn.waits = waited;
             turn.decisions.drain(..turn.decisions.len().saturating_sub(MAX_NAMED));
-            turn.working = WorkingHistory::restored(&core.history, record.append, stage.results());
+            turn.working =
+                HistoryWithPendingMessages::restored(&core.history, record.append, stage.results());
             turn.refused = matches!(&stage, AgentTurnStage::Failing { failure, .. } if failure.is_refusal());
             stage.fill_in(&turn, bare.decided.into_owned())?;
             let recovering = TurnRecoveryStage { stage, spent: record.spent };

@@ -3,12 +3,14 @@
 
 use std::{sync::Arc, time::Duration};
 
-use super::{AgentCore, AgentEffect, CallbackCall, CoreContext, user_message};
+use super::{AgentCore, AgentEffect, CallbackCall, CoreInputContext, user_message};
 use crate::{
     agent::{
         Compact, CompactHow, Config, Event, Failure,
-        compaction::{CompactionPolicy, ResolvedCompaction, times},
-        phase::{AgentTurnStage, CompactionPlan, CompactionStatus, OpNumber, Turn, UnfinishedStep, in_stage},
+        compaction::{CompactionPolicy, ResolvedCompactionPolicy, times},
+        phase::{
+            AgentTurnStage, CompactionAttemptState, CompactionPlan, OpNumber, Turn, UnfinishedStep, in_stage,
+        },
     },
     message::{
         ClearingReason, Compaction, CompactionTrigger, Content, History, Message, MessageId, Purpose,
@@ -46,9 +48,9 @@ const CUT_OFF: &str = "[The oldest messages are not shown, because they do not f
 impl AgentCore {
     /// Calls `prepare_step` for the turn's next request. If the conversation is too large, it is compacted before. The
     /// turn's number of requests already includes this request.
-    pub(super) fn prepare(&mut self, mut turn: Box<Turn>, cx: &mut CoreContext<'_>) {
+    pub(super) fn prepare(&mut self, mut turn: Box<Turn>, cx: &mut CoreInputContext<'_>) {
         turn.step_start = turn.working.pending_len();
-        match plan(&turn, &WhyCompact::NextRequest, cx) {
+        match plan(&turn, &AutomaticCompactionReason::NextRequest, cx) {
             Some(plan) => self.compact(turn, plan, cx),
             None => self.prepare_step(turn, cx),
         }
@@ -60,13 +62,13 @@ impl AgentCore {
         &mut self,
         mut turn: Box<Turn>,
         failure: &Failure,
-        void: impl FnOnce(&mut Turn, &mut CoreContext<'_>),
-        cx: &mut CoreContext<'_>,
+        void: impl FnOnce(&mut Turn, &mut CoreInputContext<'_>),
+        cx: &mut CoreInputContext<'_>,
     ) -> Option<Box<Turn>> {
         let is_overflow =
             matches!(failure, Failure::Provider { error } if error.kind == ProviderErrorKind::ContextTooLong);
         let found = if is_overflow && !turn.is_exhausted() {
-            plan(&turn, &WhyCompact::Refusal(failure), cx)
+            plan(&turn, &AutomaticCompactionReason::Refusal(failure), cx)
         } else {
             None
         };
@@ -81,8 +83,13 @@ impl AgentCore {
         None
     }
 
-    pub(super) fn compact(&mut self, mut turn: Box<Turn>, plan: CompactionPlan, cx: &mut CoreContext<'_>) {
-        turn.compacted = CompactionStatus::Once;
+    pub(super) fn compact(
+        &mut self,
+        mut turn: Box<Turn>,
+        plan: CompactionPlan,
+        cx: &mut CoreInputContext<'_>,
+    ) {
+        turn.compacted = CompactionAttemptState::Once;
         let (trigger, tokens) = (plan.trigger, plan.size);
         cx.emit(Event::CompactionStart { trigger, tokens, turn: turn.id, run: turn.run });
         match plan.ready.clone() {
@@ -91,13 +98,13 @@ impl AgentCore {
         }
     }
 
-    fn summarise(&mut self, turn: Box<Turn>, plan: Box<CompactionPlan>, cx: &mut CoreContext<'_>) {
+    fn summarise(&mut self, turn: Box<Turn>, plan: Box<CompactionPlan>, cx: &mut CoreInputContext<'_>) {
         let op = self.enter(turn, AgentTurnStage::Compacting { fold: Box::default(), plan });
         cx.push(AgentEffect::Summarise(op));
     }
 
     /// Processes a delta of a summary, if one is being written.
-    pub(super) fn summary_delta(&mut self, op: OpNumber, delta: &Delta, cx: &mut CoreContext<'_>) {
+    pub(super) fn summary_delta(&mut self, op: OpNumber, delta: &Delta, cx: &mut CoreInputContext<'_>) {
         let Some((turn, AgentTurnStage::Compacting { fold, .. })) = self.phase.awaited(op) else { return };
         if let Delta::Retry { .. } = delta {
             if fold.blocks().is_empty() {
@@ -111,7 +118,7 @@ impl AgentCore {
     }
 
     /// Processes the end of the stream of a summary, if one is being written.
-    pub(super) fn summary_ended(&mut self, op: OpNumber, cx: &mut CoreContext<'_>) {
+    pub(super) fn summary_ended(&mut self, op: OpNumber, cx: &mut CoreInputContext<'_>) {
         let compacting = in_stage!(AgentTurnStage::Compacting { fold, plan } => (fold, plan));
         let Some((mut turn, (fold, mut plan))) = self.phase.take_awaited(op, compacting) else { return };
         let (usage, model) = (fold.usage(), fold.message().model.clone());
@@ -147,7 +154,7 @@ impl AgentCore {
         mut turn: Box<Turn>,
         mut plan: Box<CompactionPlan>,
         failure: Failure,
-        cx: &mut CoreContext<'_>,
+        cx: &mut CoreInputContext<'_>,
     ) {
         let is_free = |(_, model): &(u8, &Model)| (cx.replay)(model) != Replay::Never;
         let next = turn.next_writers(&plan, &failure, cx.config).find(is_free).map(|(index, _)| index);
@@ -174,7 +181,7 @@ impl AgentCore {
         (is_summary, text): (bool, String),
         model: Option<String>,
         usage: &Usage,
-        cx: &mut CoreContext<'_>,
+        cx: &mut CoreInputContext<'_>,
     ) {
         let mut own = Compaction::new(plan.trigger);
         (own.is_summary, own.kept, own.cleared) = (is_summary, plan.kept, plan.cleared);
@@ -198,14 +205,14 @@ impl AgentCore {
     }
 
     /// Reports the usage of a request for a summary that is cut off, if there is one.
-    pub(super) fn cut_summary(&mut self, end: RequestEnd, cx: &mut CoreContext<'_>) {
+    pub(super) fn cut_summary(&mut self, end: RequestEnd, cx: &mut CoreInputContext<'_>) {
         if let Some((turn, AgentTurnStage::Compacting { fold, .. })) = self.phase.in_turn() {
             let model = fold.message().model.clone();
             spend(turn, fold.take_usage(), model, end, cx);
         }
     }
 
-    pub(super) fn prepare_step(&mut self, mut turn: Box<Turn>, cx: &mut CoreContext<'_>) {
+    pub(super) fn prepare_step(&mut self, mut turn: Box<Turn>, cx: &mut CoreInputContext<'_>) {
         turn.step_start = turn.working.pending_len();
         let op = self.enter(turn, AgentTurnStage::Preparing);
         cx.push(AgentEffect::Call(op, CallbackCall::PrepareStep));
@@ -218,7 +225,7 @@ pub(super) fn spend(
     usage: Usage,
     model: Option<String>,
     end: RequestEnd,
-    cx: &mut CoreContext<'_>,
+    cx: &mut CoreInputContext<'_>,
 ) {
     turn.usage += usage;
     if !usage.is_zero() {
@@ -252,9 +259,9 @@ impl Turn {
         &mut self,
         plan: &CompactionPlan,
         failure: &Failure,
-        cx: &mut CoreContext<'_>,
+        cx: &mut CoreInputContext<'_>,
     ) {
-        self.compacted = CompactionStatus::Failed;
+        self.compacted = CompactionAttemptState::Failed;
         if plan.refused.is_some() {
             // The announced repetition was not made, so it does not count towards the limit of requests.
             self.origin.max_steps = self.origin.max_steps.map(|max| max.saturating_add(1));
@@ -317,7 +324,7 @@ struct MeasuredMessage<'a> {
 }
 
 /// The reason to plan a compaction that nobody has requested.
-pub(super) enum WhyCompact<'a> {
+pub(super) enum AutomaticCompactionReason<'a> {
     /// The next request may be too large.
     NextRequest,
     /// A service has refused the request because of its size, with this failure.
@@ -328,18 +335,22 @@ pub(super) enum WhyCompact<'a> {
 
 /// Returns the plan of a compaction for this reason. Returns `None` if no compaction is due, or if it would change
 /// nothing.
-pub(super) fn plan(turn: &Turn, why: &WhyCompact<'_>, cx: &CoreContext<'_>) -> Option<CompactionPlan> {
-    let ResolvedCompaction { policy, .. } = cx.config.compactor()?;
-    let refused = if let WhyCompact::Refusal(failure) = why { Some(*failure) } else { None };
+pub(super) fn plan(
+    turn: &Turn,
+    why: &AutomaticCompactionReason<'_>,
+    cx: &CoreInputContext<'_>,
+) -> Option<CompactionPlan> {
+    let ResolvedCompactionPolicy { policy, .. } = cx.config.compactor()?;
+    let refused = if let AutomaticCompactionReason::Refusal(failure) = why { Some(*failure) } else { None };
     let model = match why {
-        WhyCompact::EndOfRun => &cx.config.model,
+        AutomaticCompactionReason::EndOfRun => &cx.config.model,
         _ => turn.model_in(cx.config),
     };
     let room = turn.room(model, cx.config);
     let may_compact = match turn.compacted {
-        CompactionStatus::No => refused.is_some() || room.is_some(),
-        CompactionStatus::NotBySize => refused.is_some(),
-        CompactionStatus::Once | CompactionStatus::Failed => false,
+        CompactionAttemptState::No => refused.is_some() || room.is_some(),
+        CompactionAttemptState::NotBySize => refused.is_some(),
+        CompactionAttemptState::Once | CompactionAttemptState::Failed => false,
     };
     if !may_compact {
         return None;
@@ -376,7 +387,7 @@ pub(super) fn plan(turn: &Turn, why: &WhyCompact<'_>, cx: &CoreContext<'_>) -> O
 pub(super) fn requested(
     turn: &Turn,
     compact: &Compact,
-    cx: &CoreContext<'_>,
+    cx: &CoreInputContext<'_>,
 ) -> Result<CompactionPlan, Error> {
     let all = turn.working.all();
     let refuse = |reason: &str| {
@@ -418,7 +429,7 @@ pub(super) fn requested(
 }
 
 /// Returns whether the provider keeps the conversation itself, because its requests have effects.
-fn keeps_conversation(turn: &Turn, cx: &CoreContext<'_>) -> bool {
+fn keeps_conversation(turn: &Turn, cx: &CoreInputContext<'_>) -> bool {
     let summaries = cx.config.compactor().and_then(|compactor| compactor.model.as_ref());
     let mut models = summaries.into_iter().chain([turn.model_in(cx.config)]);
     models.any(|model| (cx.replay)(model) == Replay::Never)

@@ -5,7 +5,7 @@ use std::{sync::Arc, time::Duration};
 use crate::{
     agent::{
         Config, Durable, Event, Failure, Recovery, Response,
-        phase::{OpNumber, ToolDispatch},
+        phase::{DispatchedToolCall, OpNumber},
     },
     message::{Timestamp, ToolResult, ToolUse, ToolUseId, TurnId},
     provider::Model,
@@ -14,7 +14,7 @@ use crate::{
 };
 
 /// The values that one input can read, and the list of the input's effects.
-pub(in crate::agent) struct CoreContext<'a> {
+pub(in crate::agent) struct CoreInputContext<'a> {
     /// Returns the time for new messages. The field is a function because most inputs, especially deltas, create no
     /// message and need no time.
     pub(in crate::agent) now: &'a dyn Fn() -> Timestamp,
@@ -38,7 +38,7 @@ pub(in crate::agent) struct CoreContext<'a> {
     pub(in crate::agent) effects: Vec<AgentEffect>,
 }
 
-impl CoreContext<'_> {
+impl CoreInputContext<'_> {
     pub(super) fn now(&self) -> Timestamp {
         (self.now)()
     }
@@ -113,7 +113,7 @@ pub(in crate::agent) enum AgentEffect {
     EndTool(usize),
     /// Run these tools, in addition to those that already run with this operation number. Results are reported to the
     /// core with this number. If tools with the same number are held, these tools start together with them.
-    RunTools(OpNumber, Vec<ToolDispatch>),
+    RunTools(OpNumber, Vec<DispatchedToolCall>),
     /// Wait for this delay, then report to the core with this operation number.
     Delay(OpNumber, Duration),
     /// Report to the core when the turn's time limit, which starts now, has passed. `None` removes the limit.

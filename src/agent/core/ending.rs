@@ -3,7 +3,7 @@
 use std::{sync::Arc, time::Duration};
 
 use super::{
-    AgentCore, AgentEffect, CallbackCall, CoreContext, add_message, callback_failure,
+    AgentCore, AgentEffect, CallbackCall, CoreInputContext, add_message, callback_failure,
     recovery::UNCERTAIN,
     response::{StructuredOutputResult, conclusion, discarded, parse_output, respond},
     spending::emit_partial_usage,
@@ -14,8 +14,8 @@ use crate::{
     agent::{
         ErrorDecision, Event, Failure, Response, RunOutcome, Status, TurnDecision,
         phase::{
-            AgentPhase, AgentTurnStage, AskResponses, DecisionFacts, DecisionOrPause, EventContinuation,
-            OpNumber, ToolUseSlot, Turn, TurnContinuation, TurnEnd, UnfinishedStep, in_stage,
+            AfterEventCallback, AgentPhase, AgentTurnStage, AskTurnResponses, DecisionOrPause, NextTurnOfRun,
+            OpNumber, ProposedTurnEnd, ToolUseDecisionDetails, ToolUseSlot, Turn, UnfinishedStep, in_stage,
         },
     },
     message::{ClearingReason, Message, RequestEnd, Role, ToolResult, answer_open_tool_uses, cleared},
@@ -35,14 +35,20 @@ impl AgentCore {
         turn: Box<Turn>,
         reason: StopReason,
         read: Option<StructuredOutputResult>,
-        cx: &mut CoreContext<'_>,
+        cx: &mut CoreInputContext<'_>,
     ) {
-        let end = TurnEnd { stop_reason: reason, output: read, open: Vec::new(), decided: Vec::new() };
+        let end =
+            ProposedTurnEnd { stop_reason: reason, output: read, open: Vec::new(), decided: Vec::new() };
         self.ask_handle_turn(turn, Box::new(end), cx);
     }
 
     /// Calls `handle_turn`.
-    pub(super) fn ask_handle_turn(&mut self, turn: Box<Turn>, end: Box<TurnEnd>, cx: &mut CoreContext<'_>) {
+    pub(super) fn ask_handle_turn(
+        &mut self,
+        turn: Box<Turn>,
+        end: Box<ProposedTurnEnd>,
+        cx: &mut CoreInputContext<'_>,
+    ) {
         cx.record_soon(turn.recorded);
         let response = conclusion(&turn, &end, cx.config);
         let op = self.enter(turn, AgentTurnStage::Concluding { end });
@@ -54,7 +60,7 @@ impl AgentCore {
         &mut self,
         op: OpNumber,
         decision: TurnDecision,
-        cx: &mut CoreContext<'_>,
+        cx: &mut CoreInputContext<'_>,
     ) {
         let concluding = in_stage!(AgentTurnStage::Concluding { end } => end);
         let Some((mut turn, end)) = self.phase.take_awaited(op, concluding) else {
@@ -111,10 +117,7 @@ impl AgentCore {
         let Turn { origin, step, .. } = *turn;
         let content = next.unwrap_or_default();
         let turn = (cx.turn_id)();
-        self.continue_run(
-            Box::new(TurnContinuation { content, origin, step, stop_reason, turn, recorded }),
-            cx,
-        );
+        self.continue_run(Box::new(NextTurnOfRun { content, origin, step, stop_reason, turn, recorded }), cx);
     }
 
     /// Makes the turn's messages part of the history.
@@ -131,10 +134,10 @@ impl AgentCore {
         turn: &Turn,
         failure: Option<Failure>,
         response: Arc<Response>,
-        cx: &mut CoreContext<'_>,
+        cx: &mut CoreInputContext<'_>,
     ) {
         self.emit_status(Status::Idle, cx);
-        let kept = turn.origin.asked.as_ref().and_then(AskResponses::response);
+        let kept = turn.origin.asked.as_ref().and_then(AskTurnResponses::response);
         let (event, answer) = match failure {
             None => (Event::Turn { response, continues: false }, kept.map(Ok)),
             Some(failure) => {
@@ -154,7 +157,7 @@ impl AgentCore {
         &mut self,
         op: OpNumber,
         decision: ErrorDecision,
-        cx: &mut CoreContext<'_>,
+        cx: &mut CoreInputContext<'_>,
     ) {
         let failing = in_stage!(AgentTurnStage::Failing { failure, remains } => (failure, *remains));
         let Some((turn, (failure, remains))) = self.phase.take_awaited(op, failing) else {
@@ -187,7 +190,7 @@ impl AgentCore {
         partial: Option<Box<Fold>>,
         delay: Duration,
         model: Option<Arc<str>>,
-        cx: &mut CoreContext<'_>,
+        cx: &mut CoreInputContext<'_>,
     ) {
         // The partial response is discarded, but its usage counts.
         if let Some(partial) = partial {
@@ -214,7 +217,7 @@ impl AgentCore {
     }
 
     /// Called when the delay before a repetition has passed.
-    pub(in crate::agent) fn delay_over(&mut self, op: OpNumber, cx: &mut CoreContext<'_>) {
+    pub(in crate::agent) fn delay_over(&mut self, op: OpNumber, cx: &mut CoreInputContext<'_>) {
         if let Some((turn, ())) =
             self.phase.take_awaited(op, in_stage!(AgentTurnStage::Delaying { .. } => ()))
         {
@@ -223,7 +226,7 @@ impl AgentCore {
     }
 
     /// Called when the turn has reached its time limit.
-    pub(in crate::agent) fn time_over(&mut self, limit: Duration, cx: &mut CoreContext<'_>) {
+    pub(in crate::agent) fn time_over(&mut self, limit: Duration, cx: &mut CoreInputContext<'_>) {
         let failure = Failure::TimeLimit { limit };
         if self.cut_compaction(Some(failure.clone()), RequestEnd::Failed, cx) {
             return;
@@ -253,7 +256,7 @@ impl AgentCore {
         op: OpNumber,
         callback: &'static str,
         message: String,
-        cx: &mut CoreContext<'_>,
+        cx: &mut CoreInputContext<'_>,
     ) {
         if self.phase.callback() != Some(op) {
             return;
@@ -270,7 +273,7 @@ impl AgentCore {
         turn: Box<Turn>,
         failure: Failure,
         remains: UnfinishedStep,
-        cx: &mut CoreContext<'_>,
+        cx: &mut CoreInputContext<'_>,
     ) {
         self.enter(turn, AgentTurnStage::Failing { failure: failure.clone(), remains: Box::new(remains) });
         let (reason, failed) = match &failure {
@@ -283,7 +286,7 @@ impl AgentCore {
     }
 
     /// Ends all work in progress with an error, and discards the pending messages.
-    pub(super) fn end_in_error(&mut self, failure: Failure, cx: &mut CoreContext<'_>) {
+    pub(super) fn end_in_error(&mut self, failure: Failure, cx: &mut CoreInputContext<'_>) {
         self.discard(StopReason::Failed, cx, |response| {
             let error = Error::failed(failure.clone(), Arc::clone(&response));
             (Event::Error { failure, response, committed: false }, Err(error))
@@ -291,14 +294,14 @@ impl AgentCore {
     }
 
     /// Ends the run at once and discards the pending messages.
-    pub(in crate::agent) fn cancel(&mut self, cx: &mut CoreContext<'_>) -> Result<(), Error> {
+    pub(in crate::agent) fn cancel(&mut self, cx: &mut CoreInputContext<'_>) -> Result<(), Error> {
         match self.phase {
             // An application event whose `handle_event` has not begun is not cancelled. It stays queued.
-            AgentPhase::Idle | AgentPhase::Noticing { begun: false, then: EventContinuation::Rest, .. } => {
+            AgentPhase::Idle | AgentPhase::Noticing { begun: false, then: AfterEventCallback::Rest, .. } => {
                 return Err(Error::idle());
             }
             // No run is active, so only the callback is dropped, together with its event.
-            AgentPhase::Noticing { begun: true, then: EventContinuation::Rest, .. } => {
+            AgentPhase::Noticing { begun: true, then: AfterEventCallback::Rest, .. } => {
                 cx.push(AgentEffect::Abort);
                 self.phase = AgentPhase::Idle;
                 self.settle(cx);
@@ -313,7 +316,7 @@ impl AgentCore {
     }
 
     /// Cancels the active run. If `kept` is `Some`, the caller of `ask` gets that response.
-    fn cancel_run(&mut self, reason: StopReason, kept: Option<Arc<Response>>, cx: &mut CoreContext<'_>) {
+    fn cancel_run(&mut self, reason: StopReason, kept: Option<Arc<Response>>, cx: &mut CoreInputContext<'_>) {
         cx.push(AgentEffect::Abort);
         self.discard(reason, cx, |response| {
             let answer = kept.ok_or_else(|| Error::cancelled(Arc::clone(&response)));
@@ -326,7 +329,7 @@ impl AgentCore {
     fn discard(
         &mut self,
         reason: StopReason,
-        cx: &mut CoreContext<'_>,
+        cx: &mut CoreInputContext<'_>,
         end: impl FnOnce(Arc<Response>) -> (Event, AskResult),
     ) {
         let (asked, recorded) = (self.phase.asked().is_some(), self.phase.is_recorded());
@@ -359,18 +362,18 @@ impl AgentCore {
 
     /// Ends the run at once and keeps as much of the turn as possible. If only the prompt could be kept, the run is
     /// cancelled instead.
-    pub(in crate::agent) fn interrupt(&mut self, cx: &mut CoreContext<'_>) -> Result<(), Error> {
+    pub(in crate::agent) fn interrupt(&mut self, cx: &mut CoreInputContext<'_>) -> Result<(), Error> {
         self.cut_short(StopReason::Interrupted, cx)
     }
 
     /// Ends the run as [`interrupt`](Self::interrupt) does, because it was restarted too often without progress.
-    pub(super) fn abandon(&mut self, cx: &mut CoreContext<'_>) {
+    pub(super) fn abandon(&mut self, cx: &mut CoreInputContext<'_>) {
         // A run is in flight, so this succeeds.
         let _ = self.cut_short(StopReason::Abandoned, cx);
     }
 
     /// Ends the run at once and keeps as much of the turn as possible. `reason` is the stop reason of the kept turn.
-    fn cut_short(&mut self, reason: StopReason, cx: &mut CoreContext<'_>) -> Result<(), Error> {
+    fn cut_short(&mut self, reason: StopReason, cx: &mut CoreInputContext<'_>) -> Result<(), Error> {
         if matches!(self.phase, AgentPhase::Idle) {
             return Err(Error::idle());
         }
@@ -380,7 +383,7 @@ impl AgentCore {
         if self.is_at_rest() {
             return self.cancel(cx);
         }
-        let kept = self.phase.asked().and_then(AskResponses::response);
+        let kept = self.phase.asked().and_then(AskTurnResponses::response);
         let reason = if reason == StopReason::Interrupted { StopReason::Cancelled } else { reason };
         self.cancel_run(reason, kept, cx);
         Ok(())
@@ -388,7 +391,7 @@ impl AgentCore {
 
     /// Ends the run at once and commits as much of the turn as possible. `reason` is the stop reason of the kept turn.
     /// `failure` is set if the run fails. If only the prompt could be kept, returns `false` and changes nothing.
-    fn keep(&mut self, reason: StopReason, failure: Option<&Failure>, cx: &mut CoreContext<'_>) -> bool {
+    fn keep(&mut self, reason: StopReason, failure: Option<&Failure>, cx: &mut CoreInputContext<'_>) -> bool {
         let salvaged = self.phase.partial().and_then(|fold| fold.clone().salvage(cx.now()));
         let has_more = self.phase.turn().is_some_and(|turn| turn.working.own_len() > 1);
         if !has_more && salvaged.is_none() {
@@ -468,7 +471,7 @@ fn cut_results(
     turn: &Turn,
     remains: UnfinishedStep,
     failure: Option<&Failure>,
-    cx: &mut CoreContext<'_>,
+    cx: &mut CoreInputContext<'_>,
 ) -> Vec<ToolResult> {
     let UnfinishedStep { answers, slots, reviewed: mut results, .. } = remains;
     let (mut answers, mut slots) = (answers.into_iter(), slots.into_iter());
@@ -511,10 +514,10 @@ fn cut_results(
         let decided = if result.is_some() {
             decided
         } else {
-            Some(Box::new(DecisionFacts::cut_off(decided, cx.now())))
+            Some(Box::new(ToolUseDecisionDetails::cut_off(decided, cx.now())))
         };
         let result = result.unwrap_or_else(|| ToolResult::error(tool_use, text));
-        let result = DecisionFacts::state(decided, result, tool_use, input.clone(), ran);
+        let result = ToolUseDecisionDetails::state(decided, result, tool_use, input.clone(), ran);
         let input = input.filter(|_| has_started);
         cx.emit(Event::ToolResult { result: Box::new(result.clone()), input });
         results.push(result);
@@ -523,7 +526,7 @@ fn cut_results(
 }
 
 /// Emits the missing end events of the blocks that are kept from an interrupted response.
-fn emit_ends(fold: &Fold, kept: &Message, cx: &mut CoreContext<'_>) {
+fn emit_ends(fold: &Fold, kept: &Message, cx: &mut CoreInputContext<'_>) {
     let places = (0..).zip(fold.blocks()).filter(|(_, block)| (*block).clone().salvage().is_some());
     for ((index, block), content) in places.zip(&kept.content) {
         if !block.ended {

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::{AgentCore, CoreContext};
+use super::{AgentCore, CoreInputContext};
 use crate::agent::{Event, KnownPrompt, Prompt, PromptId, PromptState, RunOutcome};
 
 /// Restores the prompts from a record, or from the end of the last run.
@@ -27,14 +27,14 @@ impl AgentCore {
         id: &PromptId,
         state: PromptState,
         prompt: Option<Arc<Prompt>>,
-        cx: &mut CoreContext<'_>,
+        cx: &mut CoreInputContext<'_>,
     ) {
         KnownPrompt::enter(&mut self.known, id, state.clone());
         cx.emit(Event::Prompt { id: id.clone(), state, prompt });
     }
 
     /// Ends the prompts in flight, except those that are staged again.
-    pub(super) fn end_prompts(&mut self, outcome: &RunOutcome, cx: &mut CoreContext<'_>) {
+    pub(super) fn end_prompts(&mut self, outcome: &RunOutcome, cx: &mut CoreInputContext<'_>) {
         let is_staged = |id: &PromptId| self.staged.iter().any(|prompt| prompt.id.as_ref() == Some(id));
         let in_flight = self.known.iter().filter(|known| matches!(known.state, PromptState::InFlight { .. }));
         let ended: Vec<_> = in_flight.map(|known| known.id.clone()).filter(|id| !is_staged(id)).collect();
@@ -44,7 +44,7 @@ impl AgentCore {
     }
 
     /// Returns all staged prompts, because the run ends without using them.
-    pub(super) fn return_staged(&mut self, cx: &mut CoreContext<'_>) -> Vec<Arc<Prompt>> {
+    pub(super) fn return_staged(&mut self, cx: &mut CoreInputContext<'_>) -> Vec<Arc<Prompt>> {
         let staged = std::mem::take(&mut self.staged);
         for prompt in &staged {
             if let Some(id) = &prompt.id {

@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
-use super::{AgentCore, AgentEffect, CallbackCall, CoreContext, queue::give_id};
+use super::{AgentCore, AgentEffect, CallbackCall, CoreInputContext, queue::give_id};
 use crate::agent::{
     Failure, Prompt,
-    phase::{AgentPhase, EventContinuation, OpNumber},
+    phase::{AfterEventCallback, AgentPhase, OpNumber},
 };
 use crate::run::{Error, ErrorKind};
 
@@ -14,7 +14,7 @@ const MAX_NOTICES: u32 = 1024;
 
 impl AgentCore {
     /// Counts a new application event. The shell stores the event itself until `handle_event` is called.
-    pub(in crate::agent) fn notify(&mut self, cx: &mut CoreContext<'_>) -> Result<(), Error> {
+    pub(in crate::agent) fn notify(&mut self, cx: &mut CoreInputContext<'_>) -> Result<(), Error> {
         if self.notices >= MAX_NOTICES {
             let text = format!(
                 "{MAX_NOTICES} application events are queued, which is the maximum; wait until some are handled"
@@ -23,21 +23,21 @@ impl AgentCore {
         }
         self.notices += 1;
         if matches!(self.phase, AgentPhase::Idle) {
-            self.notice(EventContinuation::Rest, cx);
+            self.notice(AfterEventCallback::Rest, cx);
         }
         Ok(())
     }
 
     /// Called when a run has ended, or when `handle_event` has ended without starting a run. Calls `handle_event` for
     /// the next queued application event, if there is one.
-    pub(super) fn settle(&mut self, cx: &mut CoreContext<'_>) {
+    pub(super) fn settle(&mut self, cx: &mut CoreInputContext<'_>) {
         if self.notices > 0 {
-            self.notice(EventContinuation::Rest, cx);
+            self.notice(AfterEventCallback::Rest, cx);
         }
     }
 
     /// Calls `handle_event` for the oldest queued application event.
-    pub(super) fn notice(&mut self, then: EventContinuation, cx: &mut CoreContext<'_>) {
+    pub(super) fn notice(&mut self, then: AfterEventCallback, cx: &mut CoreInputContext<'_>) {
         let op = self.next_op();
         self.phase = AgentPhase::Noticing { op, begun: false, then };
         cx.push(AgentEffect::Call(op, CallbackCall::HandleEvent));
@@ -59,7 +59,7 @@ impl AgentCore {
         &mut self,
         op: OpNumber,
         prompt: Option<Prompt>,
-        cx: &mut CoreContext<'_>,
+        cx: &mut CoreInputContext<'_>,
     ) {
         if !self.phase.event_begun(op).is_some_and(|begun| *begun) {
             return;
@@ -74,8 +74,8 @@ impl AgentCore {
             }
         }
         match std::mem::take(&mut self.phase) {
-            AgentPhase::Noticing { then: EventContinuation::Rest, .. } => self.settle(cx),
-            AgentPhase::Noticing { then: EventContinuation::Continue(between), .. } => {
+            AgentPhase::Noticing { then: AfterEventCallback::Rest, .. } => self.settle(cx),
+            AgentPhase::Noticing { then: AfterEventCallback::Continue(between), .. } => {
                 self.continue_run(between, cx);
             }
             AgentPhase::InTurn { turn, .. } => self.prepare(turn, cx),
@@ -86,7 +86,7 @@ impl AgentCore {
     }
 
     /// Returns a prompt of `handle_event` with an error event, because the prompt cannot be accepted now.
-    fn hand_back(&mut self, mut prompt: Prompt, reason: String, cx: &mut CoreContext<'_>) {
+    fn hand_back(&mut self, mut prompt: Prompt, reason: String, cx: &mut CoreInputContext<'_>) {
         give_id(&mut prompt, cx);
         self.staged.push(Arc::new(prompt));
         self.end_in_error(Failure::OnHold { reason }, cx);

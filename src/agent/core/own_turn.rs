@@ -7,15 +7,15 @@
 use std::sync::Arc;
 
 use super::{
-    AgentCore, AgentEffect, CoreContext,
-    compacting::{self, WhyCompact},
+    AgentCore, AgentEffect, CoreInputContext,
+    compacting::{self, AutomaticCompactionReason},
     origin,
     response::respond,
 };
 use crate::{
     agent::{
         Compact, Durable, Event, Failure, Prompt, Response, RunOutcome, Status,
-        phase::{AgentPhase, CompactionPlan, CompactionStatus, CompactionTurn, RunOrigin, Turn},
+        phase::{AgentPhase, CompactionAttemptState, CompactionPlan, CompactionTurn, RunPromptState, Turn},
     },
     message::RequestEnd,
     provider::StopReason,
@@ -27,7 +27,7 @@ impl AgentCore {
     pub(in crate::agent) fn compact_on_request(
         &mut self,
         compact: &Compact,
-        cx: &mut CoreContext<'_>,
+        cx: &mut CoreInputContext<'_>,
     ) -> Result<(), Error> {
         if !matches!(self.phase, AgentPhase::Idle) {
             return Err(Error::busy("agent", Status::Busy));
@@ -55,18 +55,21 @@ impl AgentCore {
         &mut self,
         turn: &Turn,
         response: &Arc<Response>,
-        cx: &mut CoreContext<'_>,
+        cx: &mut CoreInputContext<'_>,
     ) -> bool {
         let is_open = !response.open_tool_uses.is_empty();
         let acts = cx.config.compactor().is_some_and(|compactor| compactor.acts_at_end);
-        let has_failed = matches!(turn.compacted, CompactionStatus::Failed | CompactionStatus::NotBySize);
+        let has_failed =
+            matches!(turn.compacted, CompactionAttemptState::Failed | CompactionAttemptState::NotBySize);
         if !acts || is_open || has_failed || self.leaving_since.is_some() {
             return false;
         }
         let (stop_reason, answered) = (response.stop_reason.clone(), Some(Arc::clone(response)));
         let own = CompactionTurn { is_alone: false, stop_reason: stop_reason.clone(), answered };
         let next = self.compaction_turn(turn.origin.clone(), turn.step, turn.recorded, own, cx);
-        let Some(plan) = compacting::plan(&next, &WhyCompact::EndOfRun, cx) else { return false };
+        let Some(plan) = compacting::plan(&next, &AutomaticCompactionReason::EndOfRun, cx) else {
+            return false;
+        };
         if (cx.hold)().is_some() {
             return false;
         }
@@ -81,17 +84,17 @@ impl AgentCore {
 
     fn compaction_turn(
         &self,
-        origin: RunOrigin,
+        origin: RunPromptState,
         step: u32,
         recorded: bool,
         own: CompactionTurn,
-        cx: &CoreContext<'_>,
+        cx: &CoreInputContext<'_>,
     ) -> Box<Turn> {
         let turn = self.turn((cx.turn_id)(), origin, step, recorded);
         Box::new(Turn { compaction: Some(Box::new(own)), ..turn })
     }
 
-    fn begin_compaction(&mut self, turn: Box<Turn>, plan: CompactionPlan, cx: &mut CoreContext<'_>) {
+    fn begin_compaction(&mut self, turn: Box<Turn>, plan: CompactionPlan, cx: &mut CoreInputContext<'_>) {
         cx.push(AgentEffect::Watch(turn.origin.prompt.turn_timeout.or(cx.config.settings.turn_timeout)));
         self.compact(turn, plan, cx);
     }
@@ -103,7 +106,7 @@ impl AgentCore {
         mut turn: Box<Turn>,
         failure: Option<Failure>,
         is_cut: bool,
-        cx: &mut CoreContext<'_>,
+        cx: &mut CoreInputContext<'_>,
     ) {
         let Some(own) = turn.compaction.take() else { unreachable!("the turn consists of a compaction") };
         let mut response = match own.answered {
@@ -153,7 +156,7 @@ impl AgentCore {
         &mut self,
         failure: Option<Failure>,
         end: RequestEnd,
-        cx: &mut CoreContext<'_>,
+        cx: &mut CoreInputContext<'_>,
     ) -> bool {
         if self.phase.turn().is_none_or(|turn| turn.compaction.is_none()) {
             return false;

@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
-use super::{AgentCore, CoreContext, open, origin};
+use super::{AgentCore, CoreInputContext, open, origin};
 use crate::{
-    agent::{Event, Prompt, phase::RunOrigin},
+    agent::{Event, Prompt, phase::RunPromptState},
     message::{Content, History, Message, Role, TurnId},
     run::{Error, ErrorKind},
 };
@@ -18,7 +18,7 @@ impl AgentCore {
     pub(in crate::agent) fn replace_history(
         &mut self,
         history: History,
-        cx: &mut CoreContext<'_>,
+        cx: &mut CoreInputContext<'_>,
     ) -> Result<(), Error> {
         self.check_base(&history)?;
         self.set_history(history);
@@ -31,7 +31,7 @@ impl AgentCore {
     pub(in crate::agent) fn replace_erased(
         &mut self,
         history: History,
-        cx: &mut CoreContext<'_>,
+        cx: &mut CoreInputContext<'_>,
     ) -> Result<(), Error> {
         self.replace_history(history, cx)?;
         self.last_run = None;
@@ -46,7 +46,7 @@ impl AgentCore {
         base: History,
         prompt: Prompt,
         ask: bool,
-        cx: &mut CoreContext<'_>,
+        cx: &mut CoreInputContext<'_>,
     ) -> Result<TurnId, Error> {
         self.check_base(&base)?;
         self.ensure_new(prompt.id.as_ref())?;
@@ -68,7 +68,7 @@ impl AgentCore {
         message: Arc<Message>,
         settings: Prompt,
         ask: bool,
-        cx: &mut CoreContext<'_>,
+        cx: &mut CoreInputContext<'_>,
     ) -> Result<TurnId, Error> {
         self.check_base(&base)?;
         settings.check()?;
@@ -101,8 +101,8 @@ impl AgentCore {
         base: History,
         turn: TurnId,
         message: impl Into<Arc<Message>>,
-        origin: RunOrigin,
-        cx: &mut CoreContext<'_>,
+        origin: RunPromptState,
+        cx: &mut CoreInputContext<'_>,
     ) {
         self.fallback = Some(std::mem::take(&mut self.history));
         self.set_history(base);
@@ -111,14 +111,14 @@ impl AgentCore {
     }
 
     /// Restores the previous history after a run on another history that ended without a commit.
-    pub(super) fn fall_back(&mut self, cx: &mut CoreContext<'_>) {
+    pub(super) fn fall_back(&mut self, cx: &mut CoreInputContext<'_>) {
         if let Some(before) = self.fallback.take() {
             self.set_history(before);
             self.emit_history(cx);
         }
     }
 
-    fn emit_history(&self, cx: &mut CoreContext<'_>) {
+    fn emit_history(&self, cx: &mut CoreInputContext<'_>) {
         let state = cx.config.view(self.history.clone());
         cx.emit(Event::State(Arc::new(state)));
     }

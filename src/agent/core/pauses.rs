@@ -2,12 +2,14 @@
 
 use std::{collections::HashSet, sync::Arc};
 
-use super::{AgentCore, AgentEffect, CoreContext};
+use super::{AgentCore, AgentEffect, CoreInputContext};
 use crate::{
     agent::{
         Decided, Event, PendingUse, ToolDecision,
         decision::add_named,
-        phase::{AgentPhase, AgentTurnStage, DecisionFacts, DecisionOrPause, ToolQuestion, Turn},
+        phase::{
+            AgentPhase, AgentTurnStage, DecisionOrPause, RunningToolQuestion, ToolUseDecisionDetails, Turn,
+        },
     },
     json::is_shallow,
     message::{ToolUse, ToolUseId, TurnId},
@@ -102,7 +104,7 @@ pub(crate) struct SubAgentDecision {
 
 impl AgentCore {
     /// Called when pauses begin to wait for decisions. Emits them, and starts their time limits.
-    pub(super) fn pause(&mut self, cx: &mut CoreContext<'_>) {
+    pub(super) fn pause(&mut self, cx: &mut CoreInputContext<'_>) {
         let mut limits = Vec::new();
         for pause in self.phase.pauses_mut() {
             let pause = Arc::make_mut(pause);
@@ -128,7 +130,7 @@ impl AgentCore {
     }
 
     /// Called when the time limit of a pause is over.
-    pub(in crate::agent) fn pause_expired(&mut self, tool_use: &ToolUseId, cx: &mut CoreContext<'_>) {
+    pub(in crate::agent) fn pause_expired(&mut self, tool_use: &ToolUseId, cx: &mut CoreInputContext<'_>) {
         let mut pauses = self.phase.pauses();
         let is_over = |pause: &&Arc<PendingUse>| pause.tool_use.id == *tool_use && pause.limit.is_some();
         let Some(pause) = pauses.find(is_over) else { return };
@@ -143,7 +145,7 @@ impl AgentCore {
     pub(in crate::agent) fn resume(
         &mut self,
         resume: ResumeDecisions,
-        cx: &mut CoreContext<'_>,
+        cx: &mut CoreInputContext<'_>,
     ) -> Result<Vec<SubAgentDecision>, Error> {
         let ResumeDecisions { decisions, turn, by } = resume;
         check_decisions(&decisions, by.as_deref())?;
@@ -213,7 +215,7 @@ impl AgentCore {
         decisions: Vec<(ToolUseId, Decision)>,
         by: Option<&Arc<str>>,
         expired: bool,
-        cx: &CoreContext<'_>,
+        cx: &CoreInputContext<'_>,
     ) -> Vec<Decided> {
         let Some(turn) = self.phase.turn() else { return Vec::new() };
         let made = |(tool_use, decision)| decided(turn, tool_use, decision, cx);
@@ -222,7 +224,7 @@ impl AgentCore {
     }
 
     /// Keeps decisions about pauses that are not reported yet.
-    fn decide_early(&mut self, all: Vec<Decided>, cx: &mut CoreContext<'_>) {
+    fn decide_early(&mut self, all: Vec<Decided>, cx: &mut CoreInputContext<'_>) {
         let AgentPhase::InTurn { stage, .. } = &mut self.phase else { return };
         let Some(tools) = stage.unreported_mut() else { return };
         tools.early.extend(all);
@@ -243,7 +245,7 @@ impl AgentCore {
     /// Applies the decisions about tool uses that wait. Emits one status with the pauses that remain and then all
     /// decisions, before they have an effect. So a reader of the status knows which pauses the command has left.
     /// A decision about a tool use that does not wait any more has no effect.
-    pub(super) fn decide_waiting(&mut self, mut all: Vec<Decided>, cx: &mut CoreContext<'_>) {
+    pub(super) fn decide_waiting(&mut self, mut all: Vec<Decided>, cx: &mut CoreInputContext<'_>) {
         let is_waiting = |decided: &Decided, pause: &PendingUse| {
             pause.tool_use.id == decided.tool_use_id && pause.turn == decided.turn
         };
@@ -261,7 +263,7 @@ impl AgentCore {
                 decided.decision = self.approved(&decided.tool_use_id);
             }
             let AgentPhase::InTurn { turn, stage, .. } = &mut self.phase else { return };
-            let mut own = Box::new(DecisionFacts::new(decided, by_person));
+            let mut own = Box::new(ToolUseDecisionDetails::new(decided, by_person));
             let (tool_use, decision) = (decided.tool_use_id.clone(), decided.decision.clone());
             match stage {
                 AgentTurnStage::Streaming { question, .. } => {
@@ -269,7 +271,7 @@ impl AgentCore {
                 }
                 AgentTurnStage::Paused { tools } => tools.decide(&tool_use, decision, own),
                 AgentTurnStage::Executing { slots, questions } => {
-                    let is_own = |question: &ToolQuestion| question.pause.tool_use.id == tool_use;
+                    let is_own = |question: &RunningToolQuestion| question.pause.tool_use.id == tool_use;
                     let Some(place) = questions.iter().position(is_own) else { continue };
                     let slot = questions.remove(place).slot;
                     if let (Some(call), Decision::Provide(_)) = (slots.get_mut(slot), &decision) {
@@ -343,7 +345,7 @@ pub(super) fn stale(waiting: &[ToolUseId], given: &ToolUseId) -> Error {
 
 /// Answers the provider's question. After an answer that allows a tool to run, the request must not be repeated. If the
 /// turn is recorded, such an answer is sent only when the state with the answer is stored.
-pub(super) fn answer_provider(turn: &mut Turn, decision: Decision, cx: &mut CoreContext<'_>) {
+pub(super) fn answer_provider(turn: &mut Turn, decision: Decision, cx: &mut CoreInputContext<'_>) {
     let runs = matches!(decision, Decision::Execute | Decision::ExecuteWith(_));
     turn.request.ran_tool |= runs;
     cx.gate(turn.recorded && runs, AgentEffect::Answer(decision));
@@ -355,7 +357,7 @@ pub(super) fn answer(
     decision: ToolDecision,
     tool_use: &ToolUse,
     turn: &Turn,
-    cx: &mut CoreContext<'_>,
+    cx: &mut CoreInputContext<'_>,
 ) -> DecisionOrPause {
     let (mut limit, mut replaced) = (None, None);
     let reason = match decision {
@@ -389,14 +391,24 @@ pub(super) fn answer(
     DecisionOrPause::Waits(Arc::new(PendingUse { limit, on_expiry, ..pause }), None)
 }
 
-fn decide(decision: Decision, tool_use: &ToolUse, turn: &Turn, cx: &mut CoreContext<'_>) -> DecisionOrPause {
+fn decide(
+    decision: Decision,
+    tool_use: &ToolUse,
+    turn: &Turn,
+    cx: &mut CoreInputContext<'_>,
+) -> DecisionOrPause {
     let decided = decided(turn, tool_use.id.clone(), decision.clone(), cx);
-    let own = Box::new(DecisionFacts::new(&decided, false));
+    let own = Box::new(ToolUseDecisionDetails::new(&decided, false));
     cx.emit(Event::Decided(Box::new(decided)));
     DecisionOrPause::Decided(decision, Some(own))
 }
 
-fn decided(turn: &Turn, tool_use_id: ToolUseId, mut decision: Decision, cx: &CoreContext<'_>) -> Decided {
+fn decided(
+    turn: &Turn,
+    tool_use_id: ToolUseId,
+    mut decision: Decision,
+    cx: &CoreInputContext<'_>,
+) -> Decided {
     if let Decision::Provide(result) = &mut decision {
         // The decider may have set one.
         result.decision = None;

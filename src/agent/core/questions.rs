@@ -12,11 +12,11 @@ use std::sync::Arc;
 
 use serde_json::Value;
 
-use super::{AgentCore, AgentEffect, CoreContext};
+use super::{AgentCore, AgentEffect, CoreInputContext};
 use crate::{
     agent::{
         Durable, Event, PendingUse,
-        phase::{AgentPhase, AgentTurnStage, OpNumber, ToolQuestion, ToolUseSlot},
+        phase::{AgentPhase, AgentTurnStage, OpNumber, RunningToolQuestion, ToolUseSlot},
     },
     json::is_shallow,
     message::{Purpose, ToolUse, ToolUseId, UsageRow, UsageSum},
@@ -35,7 +35,7 @@ impl AgentCore {
         op: OpNumber,
         slot: usize,
         question: Value,
-        cx: &mut CoreContext<'_>,
+        cx: &mut CoreInputContext<'_>,
     ) -> Result<ToolUseId, String> {
         if !is_shallow(&question) {
             return Err(format!(
@@ -68,7 +68,7 @@ impl AgentCore {
         pause.begin(cx.now());
         let pause = Arc::new(pause);
         self.waited.add_all([&pause], turn);
-        questions.push(ToolQuestion { slot, pause });
+        questions.push(RunningToolQuestion { slot, pause });
         cx.record_soon(turn.recorded);
         self.emit_pauses(cx);
         self.start_queued(cx);
@@ -81,7 +81,7 @@ impl AgentCore {
         op: OpNumber,
         slot: usize,
         pauses: Vec<PendingUse>,
-        cx: &mut CoreContext<'_>,
+        cx: &mut CoreInputContext<'_>,
     ) {
         let Some((turn, AgentTurnStage::Executing { slots, questions })) = self.phase.awaited(op) else {
             return;
@@ -104,7 +104,7 @@ impl AgentCore {
             return;
         }
         self.waited.add_all(&pauses, turn);
-        questions.extend(pauses.into_iter().map(|pause| ToolQuestion { slot, pause }));
+        questions.extend(pauses.into_iter().map(|pause| RunningToolQuestion { slot, pause }));
         let waited = std::mem::replace(&mut slots[slot].waits, waits);
         if waits && !waited && (turn.recorded || cx.records >= Durable::Approvals) {
             // The session of the sub-agent has stored the pause. After a restart, this turn repeats the call.
@@ -123,7 +123,7 @@ impl AgentCore {
         &mut self,
         op: OpNumber,
         slot: usize,
-        cx: &mut CoreContext<'_>,
+        cx: &mut CoreInputContext<'_>,
     ) {
         let Some((turn, AgentTurnStage::Executing { slots, .. })) = self.phase.awaited(op) else { return };
         let recorded = turn.recorded;
@@ -137,7 +137,12 @@ impl AgentCore {
 
     /// Called when a request of the sub-agent of the call with this key, or of one below it, has ended. The rows of
     /// sub-agents that are sessions are stored there.
-    pub(in crate::agent) fn delegated(&mut self, key: &Arc<str>, row: UsageRow, cx: &mut CoreContext<'_>) {
+    pub(in crate::agent) fn delegated(
+        &mut self,
+        key: &Arc<str>,
+        row: UsageRow,
+        cx: &mut CoreInputContext<'_>,
+    ) {
         let mut row = UsageRow { purpose: Purpose::SubAgent, message: None, turn: None, step: None, ..row };
         if let AgentPhase::InTurn { turn, .. } = &mut self.phase {
             if row.conversation.is_some() {
@@ -157,7 +162,7 @@ impl AgentCore {
         &mut self,
         key: &Arc<str>,
         stored: UsageSum,
-        cx: &mut CoreContext<'_>,
+        cx: &mut CoreInputContext<'_>,
     ) {
         if let AgentPhase::InTurn { turn, .. } = &mut self.phase {
             *turn.call_mut(key) = stored;
@@ -170,7 +175,7 @@ impl AgentCore {
         &mut self,
         op: OpNumber,
         id: &ToolUseId,
-        cx: &mut CoreContext<'_>,
+        cx: &mut CoreInputContext<'_>,
     ) {
         if self.phase.awaited(op).is_some() {
             self.withdraw_questions(|question| question.pause.tool_use.id == *id, cx);
@@ -180,8 +185,8 @@ impl AgentCore {
     /// Withdraws the questions of running tools for which `is_meant` returns true.
     pub(super) fn withdraw_questions(
         &mut self,
-        is_meant: impl Fn(&ToolQuestion) -> bool,
-        cx: &mut CoreContext<'_>,
+        is_meant: impl Fn(&RunningToolQuestion) -> bool,
+        cx: &mut CoreInputContext<'_>,
     ) {
         let AgentPhase::InTurn { stage: AgentTurnStage::Executing { questions, .. }, .. } = &mut self.phase
         else {
@@ -200,7 +205,7 @@ impl AgentCore {
         slot: usize,
         id: ToolUseId,
         decision: Decision,
-        cx: &mut CoreContext<'_>,
+        cx: &mut CoreInputContext<'_>,
     ) {
         let answer = match decision {
             Decision::Execute => Answer::Accepted(None),

@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use super::{AgentCore, AgentEffect, CoreContext, add_message, user_message};
+use super::{AgentCore, AgentEffect, CoreInputContext, add_message, user_message};
 use crate::{
     agent::{Accepted, Next, Prompt, PromptId, PromptState, phase::Turn},
     message::{Message, MessageId, share},
@@ -18,7 +18,7 @@ impl AgentCore {
         &mut self,
         prompt: Prompt,
         ask: bool,
-        cx: &mut CoreContext<'_>,
+        cx: &mut CoreInputContext<'_>,
     ) -> Result<Accepted, Error> {
         self.accept(prompt, ask, cx.max_staged, cx)
     }
@@ -29,7 +29,7 @@ impl AgentCore {
     pub(super) fn prompt_from_event(
         &mut self,
         prompt: Prompt,
-        cx: &mut CoreContext<'_>,
+        cx: &mut CoreInputContext<'_>,
     ) -> Result<(), Error> {
         self.accept(prompt, false, cx.max_staged.saturating_add(1), cx).map(|_| ())
     }
@@ -39,7 +39,7 @@ impl AgentCore {
         mut prompt: Prompt,
         ask: bool,
         limit: usize,
-        cx: &mut CoreContext<'_>,
+        cx: &mut CoreInputContext<'_>,
     ) -> Result<Accepted, Error> {
         if let Some(state) = self.prompt_state(prompt.id.as_ref()).cloned() {
             return if ask { Err(Error::known_prompt(&state)) } else { Ok(Accepted::Known { state }) };
@@ -84,7 +84,7 @@ impl AgentCore {
     pub(in crate::agent) fn unstage(
         &mut self,
         id: &PromptId,
-        cx: &mut CoreContext<'_>,
+        cx: &mut CoreInputContext<'_>,
     ) -> Result<Arc<Prompt>, Error> {
         let found = self.staged.iter().position(|prompt| prompt.id.as_ref() == Some(id));
         let Some(index) = found else {
@@ -98,14 +98,14 @@ impl AgentCore {
     }
 
     /// Records a change of the staged prompts, if the run is recorded.
-    fn record_queue(&self, cx: &mut CoreContext<'_>) {
+    fn record_queue(&self, cx: &mut CoreInputContext<'_>) {
         if self.phase.is_recorded() {
             cx.push(AgentEffect::Record);
         }
     }
 
     /// Adds the staged prompts for the next step to the turn, after the results of its tools.
-    pub(super) fn join_step(&mut self, turn: &mut Turn, cx: &mut CoreContext<'_>) {
+    pub(super) fn join_step(&mut self, turn: &mut Turn, cx: &mut CoreInputContext<'_>) {
         turn.joined.clear();
         while let Some(index) = self.staged.iter().position(|prompt| prompt.next == Next::Step) {
             let prompt = self.staged.remove(index);
@@ -136,6 +136,6 @@ impl AgentCore {
 }
 
 /// Returns the id of a prompt that is about to be staged. If the prompt has none, gives it one.
-pub(super) fn give_id(prompt: &mut Prompt, cx: &CoreContext<'_>) -> PromptId {
+pub(super) fn give_id(prompt: &mut Prompt, cx: &CoreInputContext<'_>) -> PromptId {
     prompt.id.get_or_insert_with(|| PromptId::new((cx.turn_id)().to_string())).clone()
 }

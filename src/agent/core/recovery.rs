@@ -8,7 +8,7 @@ use std::{sync::Arc, time::Duration};
 use serde_json::json;
 
 use super::{
-    AgentCore, AgentEffect, CallbackCall, CoreContext,
+    AgentCore, AgentEffect, CallbackCall, CoreInputContext,
     tools::{start, tool_call},
 };
 use crate::{
@@ -17,8 +17,8 @@ use crate::{
         UncertainUse,
         durable::RecoveryFacts,
         phase::{
-            AgentPhase, AgentTurnStage, DecisionFacts, DecisionOrPause, EventContinuation, OpNumber,
-            RequestReplayFacts, StepToolUses, ToolDispatch, ToolUseSlot, Turn, TurnRecoveryStage,
+            AfterEventCallback, AgentPhase, AgentTurnStage, DecisionOrPause, DispatchedToolCall, OpNumber,
+            RequestReplaySafety, StepToolUses, ToolUseDecisionDetails, ToolUseSlot, Turn, TurnRecoveryStage,
             UnfinishedStep,
         },
     },
@@ -33,7 +33,7 @@ pub(in crate::agent) const UNCERTAIN: &str =
 impl AgentCore {
     /// Starts the continuation of a recorded turn, and asks `handle_recovery`. A turn that was restarted too often
     /// without progress is interrupted.
-    pub(in crate::agent) fn take_up(&mut self, facts: &RecoveryFacts, cx: &mut CoreContext<'_>) {
+    pub(in crate::agent) fn take_up(&mut self, facts: &RecoveryFacts, cx: &mut CoreInputContext<'_>) {
         let Some(recovery) = self.recovery(facts, cx.tools) else { return };
         let uncertain = recovery.uncertain.iter().filter(|own| own.replay == Replay::Never);
         let uncertain = uncertain.map(|own| own.tool_use.id.clone()).collect();
@@ -42,7 +42,7 @@ impl AgentCore {
             &mut self.phase
         {
             recovering.set_waits(facts);
-            let RequestReplayFacts { sent, lost, .. } = turn.request;
+            let RequestReplaySafety { sent, lost, .. } = turn.request;
             // A record that is made before `handle_recovery` returns contains this report, and repeats the stage.
             if matches!(recovering.stage, AgentTurnStage::Streaming { .. }) && sent && !lost {
                 turn.request.lost = true;
@@ -94,7 +94,7 @@ impl AgentCore {
                 let uncertain = recovering.uncertain(turn, facts.recover.on_uncertain, tools);
                 (turn.id, pending, uncertain)
             }
-            AgentPhase::Noticing { op: 0, then: EventContinuation::Continue(between), .. } => {
+            AgentPhase::Noticing { op: 0, then: AfterEventCallback::Continue(between), .. } => {
                 (between.turn, Vec::new(), Vec::new())
             }
             _ => return None,
@@ -111,7 +111,7 @@ impl AgentCore {
         decision: RecoveryDecision,
         recovery: &Recovery,
         provider: Replay,
-        cx: &mut CoreContext<'_>,
+        cx: &mut CoreInputContext<'_>,
     ) {
         if self.phase.op() != Some(op) {
             return;
@@ -123,7 +123,7 @@ impl AgentCore {
             RecoveryDecision::Discard => return drop(self.cancel(cx)),
         }
         match std::mem::take(&mut self.phase) {
-            AgentPhase::Noticing { then: EventContinuation::Continue(between), .. } => {
+            AgentPhase::Noticing { then: AfterEventCallback::Continue(between), .. } => {
                 self.continue_run(between, cx);
             }
             AgentPhase::InTurn { turn, stage: AgentTurnStage::Recovering(recovering), .. } => {
@@ -139,7 +139,7 @@ impl AgentCore {
         recovering: TurnRecoveryStage,
         recovery: &Recovery,
         provider: Replay,
-        cx: &mut CoreContext<'_>,
+        cx: &mut CoreInputContext<'_>,
     ) {
         if turn.compaction.is_some() {
             // The next request makes the compaction.
@@ -185,7 +185,7 @@ impl AgentCore {
     }
 
     /// Sends the request again, unless it must not be repeated.
-    fn stream_again(&mut self, mut turn: Box<Turn>, provider: Replay, cx: &mut CoreContext<'_>) {
+    fn stream_again(&mut self, mut turn: Box<Turn>, provider: Replay, cx: &mut CoreInputContext<'_>) {
         if !turn.request.sent {
             return self.prepare(turn, cx);
         }
@@ -215,7 +215,7 @@ impl AgentCore {
         mut turn: Box<Turn>,
         mut slots: Vec<ToolUseSlot>,
         recovery: &Recovery,
-        cx: &mut CoreContext<'_>,
+        cx: &mut CoreInputContext<'_>,
     ) {
         let choice = |slot: &ToolUseSlot| {
             recovery
@@ -253,14 +253,14 @@ impl AgentCore {
                 replay => {
                     (slot.replay, slot.waits) = (replay, false);
                     let call = tool_call(&turn, place, &slot.tool_use, slot.input.as_ref());
-                    calls.push(ToolDispatch { is_repeated: true, ..call });
+                    calls.push(DispatchedToolCall { is_repeated: true, ..call });
                 }
             }
         }
         for place in &reported {
             let slot = &mut slots[*place];
             slot.result = Some(ToolResult::error(&slot.tool_use, UNCERTAIN));
-            slot.decided = Some(Box::new(DecisionFacts::cut_off(slot.decided.take(), cx.now())));
+            slot.decided = Some(Box::new(ToolUseDecisionDetails::cut_off(slot.decided.take(), cx.now())));
         }
         emit_runs(&slots, cx);
         // The tools that have started had their places, so all of them run again.
@@ -333,7 +333,7 @@ impl TurnRecoveryStage {
 }
 
 /// Emits the usage of a request whose response was lost.
-fn lose_request(turn: &Turn, cx: &mut CoreContext<'_>) {
+fn lose_request(turn: &Turn, cx: &mut CoreInputContext<'_>) {
     let row = UsageRow::new(RequestEnd::Lost, Usage::default())
         .with_turn(turn.id)
         .with_step(turn.step)
@@ -370,7 +370,7 @@ fn answer_again(
     match own.on_uncertain {
         OnUncertain::Report => DecisionOrPause::Decided(
             Decision::Provide(ToolResult::error(&slot.tool_use, UNCERTAIN)),
-            Some(Box::new(DecisionFacts::cut_off(decided, now))),
+            Some(Box::new(ToolUseDecisionDetails::cut_off(decided, now))),
         ),
         OnUncertain::Ask => {
             let pause = PendingUse::new(turn.id, ToolUse { id: again, ..ToolUse::clone(&own.tool_use) });
@@ -383,7 +383,7 @@ fn answer_again(
 }
 
 /// Emits again the start and the end of each tool of a step, which subscribers expect before the results.
-fn emit_runs(slots: &[ToolUseSlot], cx: &mut CoreContext<'_>) {
+fn emit_runs(slots: &[ToolUseSlot], cx: &mut CoreInputContext<'_>) {
     for slot in slots.iter().filter(|slot| slot.has_started()) {
         let tool_use_id = slot.tool_use.id.clone();
         cx.emit(Event::ToolStart { tool_use_id: tool_use_id.clone(), input: slot.input.clone() });

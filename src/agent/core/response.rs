@@ -4,11 +4,11 @@ use std::sync::Arc;
 
 use serde_json::Value;
 
-use super::CoreContext;
+use super::CoreInputContext;
 use crate::{
     agent::{
         Config, Response,
-        phase::{Turn, TurnEnd},
+        phase::{ProposedTurnEnd, Turn},
     },
     message::{Message, Role},
     provider::{Fold, StopReason, read_output},
@@ -51,8 +51,8 @@ pub(super) fn respond_with(
 }
 
 /// Returns the response of a turn that ends in this way.
-pub(super) fn conclusion(turn: &Turn, end: &TurnEnd, config: &Config) -> Response {
-    let TurnEnd { stop_reason, output, open, decided } = end.clone();
+pub(super) fn conclusion(turn: &Turn, end: &ProposedTurnEnd, config: &Config) -> Response {
+    let ProposedTurnEnd { stop_reason, output, open, decided } = end.clone();
     let mut response = respond(turn, stop_reason, config);
     response.set_output(output);
     (response.open_tool_uses, response.decided) = (open, decided);
@@ -77,7 +77,7 @@ pub(super) fn discarded(
     turn: &Turn,
     partial: Option<Box<Fold>>,
     reason: StopReason,
-    cx: &CoreContext<'_>,
+    cx: &CoreInputContext<'_>,
 ) -> Response {
     let mut response = respond(turn, reason, cx.config);
     if let Some(fold) = partial {

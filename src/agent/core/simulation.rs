@@ -37,7 +37,7 @@ use world::World;
 
 use crate::{
     actor::simulation::{Check, Simulated, ensure, play_all},
-    agent::{CompactionPolicy, ResolvedCompaction},
+    agent::{CompactionPolicy, ResolvedCompactionPolicy},
     provider::ModelInfo,
 };
 
@@ -59,7 +59,11 @@ fn policy_without_compactions_changes_no_schedule() {
         world.is_uncompacted = true;
         if has_policy {
             let policy = CompactionPolicy::default().with_kept_turns(u32::MAX);
-            world.config.set_compactor(Some(ResolvedCompaction { policy, model: None, acts_at_end: true }));
+            world.config.set_compactor(Some(ResolvedCompactionPolicy {
+                policy,
+                model: None,
+                acts_at_end: true,
+            }));
         }
         world.play().unwrap_or_else(|breach| panic!("schedule {seed}: {breach}"));
         Some(world.trace().to_vec())

@@ -1,6 +1,6 @@
 //! The usage of requests that end without a `Step` event.
 
-use super::CoreContext;
+use super::CoreInputContext;
 use crate::{
     agent::{Event, phase::Turn},
     message::{RequestEnd, Usage, UsageRow},
@@ -14,7 +14,7 @@ pub(super) fn emit_usage(
     usage: Usage,
     model: Option<String>,
     end: RequestEnd,
-    cx: &mut CoreContext<'_>,
+    cx: &mut CoreInputContext<'_>,
 ) {
     if usage.is_zero() {
         return;
@@ -30,6 +30,11 @@ pub(super) fn emit_usage(
 }
 
 /// Like [`emit_usage`], for a response that is not complete.
-pub(super) fn emit_partial_usage(turn: &Turn, partial: &Fold, end: RequestEnd, cx: &mut CoreContext<'_>) {
+pub(super) fn emit_partial_usage(
+    turn: &Turn,
+    partial: &Fold,
+    end: RequestEnd,
+    cx: &mut CoreInputContext<'_>,
+) {
     emit_usage(turn, partial.usage(), partial.message().model.clone(), end, cx);
 }

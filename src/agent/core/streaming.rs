@@ -8,7 +8,7 @@
 use std::{sync::Arc, time::Duration};
 
 use super::{
-    AgentCore, AgentEffect, CallbackCall, CoreContext, add_message, announce,
+    AgentCore, AgentEffect, CallbackCall, CoreInputContext, add_message, announce,
     compacting::spend,
     response::{StructuredOutputResult, read_answer, respond_with},
     spending::{emit_partial_usage, emit_usage},
@@ -18,8 +18,8 @@ use crate::{
     agent::{
         Event, Failure, Response,
         phase::{
-            AgentPhase, AgentTurnStage, CompactionStatus, OpNumber, StreamQuestion, Turn, UnfinishedStep,
-            in_stage,
+            AgentPhase, AgentTurnStage, CompactionAttemptState, OpNumber, StreamQuestion, Turn,
+            UnfinishedStep, in_stage,
         },
     },
     message::{Content, Message, RequestEnd, ToolResult, ToolUse, Usage},
@@ -30,7 +30,7 @@ use crate::{
 
 impl AgentCore {
     /// Processes a delta of the response.
-    pub(in crate::agent) fn delta(&mut self, op: OpNumber, delta: Delta, cx: &mut CoreContext<'_>) {
+    pub(in crate::agent) fn delta(&mut self, op: OpNumber, delta: Delta, cx: &mut CoreInputContext<'_>) {
         let Some((turn, AgentTurnStage::Streaming { fold, question })) = self.phase.awaited(op) else {
             return self.summary_delta(op, &delta, cx);
         };
@@ -71,7 +71,12 @@ impl AgentCore {
 
     /// Processes the provider's question, which asks for a decision about a tool that the service runs. One question is
     /// processed at a time.
-    pub(in crate::agent) fn asked(&mut self, op: OpNumber, mut tool_use: ToolUse, cx: &mut CoreContext<'_>) {
+    pub(in crate::agent) fn asked(
+        &mut self,
+        op: OpNumber,
+        mut tool_use: ToolUse,
+        cx: &mut CoreInputContext<'_>,
+    ) {
         if let Some((_, AgentTurnStage::Streaming { fold, question })) = self.phase.awaited(op)
             && question.is_none()
         {
@@ -89,7 +94,7 @@ impl AgentCore {
     }
 
     /// Drops the provider's question, because the provider no longer waits for the answer.
-    pub(in crate::agent) fn question_withdrawn(&mut self, cx: &mut CoreContext<'_>) {
+    pub(in crate::agent) fn question_withdrawn(&mut self, cx: &mut CoreInputContext<'_>) {
         if let AgentPhase::InTurn { stage: AgentTurnStage::Streaming { question, .. }, .. } = &mut self.phase
             && question.take().is_some()
         {
@@ -99,7 +104,7 @@ impl AgentCore {
     }
 
     /// Processes the end of a stream that did not fail.
-    pub(in crate::agent) fn stream_ended(&mut self, op: OpNumber, cx: &mut CoreContext<'_>) {
+    pub(in crate::agent) fn stream_ended(&mut self, op: OpNumber, cx: &mut CoreInputContext<'_>) {
         let streaming = in_stage!(AgentTurnStage::Streaming { fold, question } => (fold, question));
         let Some((mut turn, (fold, question))) = self.phase.take_awaited(op, streaming) else {
             return self.summary_ended(op, cx);
@@ -132,7 +137,7 @@ impl AgentCore {
         if stop_reason == StopReason::ContextLength && message.tool_uses().next().is_none() {
             let text = "the response has reached the end of the model's context window";
             let failure = ProviderError::new(ProviderErrorKind::ContextTooLong, text).into();
-            let void = |turn: &mut Turn, cx: &mut CoreContext<'_>| {
+            let void = |turn: &mut Turn, cx: &mut CoreInputContext<'_>| {
                 emit_usage(turn, usage, turn.model.clone(), RequestEnd::Void, cx);
             };
             match self.compact_overflow(turn, &failure, void, cx) {
@@ -158,8 +163,10 @@ impl AgentCore {
         // no longer sent.
         turn.corrections.forget();
         turn.compacted = match turn.compacted {
-            CompactionStatus::No | CompactionStatus::Once => CompactionStatus::No,
-            CompactionStatus::Failed | CompactionStatus::NotBySize => CompactionStatus::NotBySize,
+            CompactionAttemptState::No | CompactionAttemptState::Once => CompactionAttemptState::No,
+            CompactionAttemptState::Failed | CompactionAttemptState::NotBySize => {
+                CompactionAttemptState::NotBySize
+            }
         };
         for index in open {
             cx.effects.extend(
@@ -194,7 +201,7 @@ impl AgentCore {
         answer: Message,
         usage: Usage,
         problem: &str,
-        cx: &mut CoreContext<'_>,
+        cx: &mut CoreInputContext<'_>,
     ) {
         emit_usage(&turn, usage, turn.model.clone(), RequestEnd::Void, cx);
         turn.corrections.add(answer, problem, cx.now());
@@ -209,7 +216,7 @@ impl AgentCore {
         stop_reason: StopReason,
         uses: Vec<ToolUse>,
         read: Option<StructuredOutputResult>,
-        cx: &mut CoreContext<'_>,
+        cx: &mut CoreInputContext<'_>,
     ) {
         let exhausted = turn.is_exhausted();
         if uses.is_empty() {
@@ -258,7 +265,7 @@ impl AgentCore {
         &mut self,
         op: OpNumber,
         failure: Failure,
-        cx: &mut CoreContext<'_>,
+        cx: &mut CoreInputContext<'_>,
     ) {
         let opening = in_stage!(stage @ (AgentTurnStage::Preparing | AgentTurnStage::Compacting { .. } | AgentTurnStage::Streaming { .. }) => stage);
         let Some((mut turn, stage)) = self.phase.take_awaited(op, opening) else {
@@ -284,7 +291,7 @@ impl AgentCore {
                 return self.fail(turn, failure, remains, cx);
             }
         }
-        let void = |turn: &mut Turn, cx: &mut CoreContext<'_>| {
+        let void = |turn: &mut Turn, cx: &mut CoreInputContext<'_>| {
             if let Some(partial) = &remains.partial {
                 turn.usage += partial.usage();
                 emit_partial_usage(turn, partial, RequestEnd::Void, cx);
@@ -301,7 +308,7 @@ impl AgentCore {
         mut turn: Box<Turn>,
         failure: Failure,
         remains: UnfinishedStep,
-        cx: &mut CoreContext<'_>,
+        cx: &mut CoreInputContext<'_>,
     ) {
         turn.refused = !remains.has_begun() && (turn.refused || failure.is_refusal());
         cx.record_soon(turn.recorded);
@@ -336,7 +343,7 @@ pub(super) fn close_tool_uses(
     turn: &mut Turn,
     results: Vec<ToolResult>,
     emitted: usize,
-    cx: &mut CoreContext<'_>,
+    cx: &mut CoreInputContext<'_>,
 ) {
     for result in &results[emitted..] {
         cx.emit(Event::ToolResult { result: Box::new(result.clone()), input: None });

@@ -5,7 +5,7 @@ use std::{fmt::Write, sync::Arc};
 use serde_json::Value;
 
 use super::{
-    AgentCore, AgentEffect, CallbackCall, CoreContext,
+    AgentCore, AgentEffect, CallbackCall, CoreInputContext,
     pauses::{NEEDS_APPROVAL, answer, answer_provider, problem_of},
     streaming::close_tool_uses,
 };
@@ -13,8 +13,8 @@ use crate::{
     agent::{
         Decided, Durable, Event, PendingUse, Response, ToolDecision,
         phase::{
-            AgentPhase, AgentTurnStage, DecisionFacts, DecisionOrPause, OpNumber, StepToolUses, ToolDispatch,
-            ToolQuestion, ToolUseSlot, Turn, TurnEnd, in_stage,
+            AgentPhase, AgentTurnStage, DecisionOrPause, DispatchedToolCall, OpNumber, ProposedTurnEnd,
+            RunningToolQuestion, StepToolUses, ToolUseDecisionDetails, ToolUseSlot, Turn, in_stage,
         },
     },
     message::{Content, DecisionKind, Message, Role, ToolResult, ToolUse, TurnId},
@@ -24,7 +24,7 @@ use crate::{
 
 impl AgentCore {
     /// Starts processing the tool uses of a response.
-    pub(super) fn decide(&mut self, turn: Box<Turn>, uses: Vec<ToolUse>, cx: &mut CoreContext<'_>) {
+    pub(super) fn decide(&mut self, turn: Box<Turn>, uses: Vec<ToolUse>, cx: &mut CoreInputContext<'_>) {
         self.decide_next(turn, Box::new(StepToolUses { uses, answers: Vec::new(), early: Vec::new() }), cx);
     }
 
@@ -34,7 +34,7 @@ impl AgentCore {
         &mut self,
         turn: Box<Turn>,
         tools: Box<StepToolUses>,
-        cx: &mut CoreContext<'_>,
+        cx: &mut CoreInputContext<'_>,
     ) {
         let Some(tool_use) = tools.next().cloned() else {
             return self.answered_all(turn, tools, cx);
@@ -48,7 +48,7 @@ impl AgentCore {
         &mut self,
         op: OpNumber,
         decision: ToolDecision,
-        cx: &mut CoreContext<'_>,
+        cx: &mut CoreInputContext<'_>,
     ) {
         if let Some(problem) = problem_of(&decision) {
             return self.call_failed(op, CallbackCall::HANDLE_TOOL_USE, problem, cx);
@@ -71,7 +71,7 @@ impl AgentCore {
     }
 
     /// Called when `handle_tool_use` has returned for a question of the provider.
-    fn question_decided(&mut self, op: OpNumber, decision: ToolDecision, cx: &mut CoreContext<'_>) {
+    fn question_decided(&mut self, op: OpNumber, decision: ToolDecision, cx: &mut CoreInputContext<'_>) {
         let AgentPhase::InTurn { turn, stage: AgentTurnStage::Streaming { question, .. }, .. } =
             &mut self.phase
         else {
@@ -100,7 +100,7 @@ impl AgentCore {
         &mut self,
         mut turn: Box<Turn>,
         tools: Box<StepToolUses>,
-        cx: &mut CoreContext<'_>,
+        cx: &mut CoreInputContext<'_>,
     ) {
         if tools.pauses().next().is_some() {
             if cx.records >= Durable::Approvals {
@@ -120,7 +120,12 @@ impl AgentCore {
     }
 
     /// Waits for the decisions about the tool uses that need one. Decisions that were made earlier are applied.
-    pub(super) fn wait(&mut self, turn: Box<Turn>, mut tools: Box<StepToolUses>, cx: &mut CoreContext<'_>) {
+    pub(super) fn wait(
+        &mut self,
+        turn: Box<Turn>,
+        mut tools: Box<StepToolUses>,
+        cx: &mut CoreInputContext<'_>,
+    ) {
         let early = std::mem::take(&mut tools.early);
         self.enter(turn, AgentTurnStage::Paused { tools });
         self.pause(cx);
@@ -128,7 +133,7 @@ impl AgentCore {
     }
 
     /// Called when the pause is stored, so that it can be reported.
-    pub(in crate::agent) fn paused(&mut self, op: OpNumber, cx: &mut CoreContext<'_>) {
+    pub(in crate::agent) fn paused(&mut self, op: OpNumber, cx: &mut CoreInputContext<'_>) {
         if let Some((turn, tools)) =
             self.phase.take_awaited(op, in_stage!(AgentTurnStage::Deciding { tools } => tools))
         {
@@ -140,8 +145,8 @@ impl AgentCore {
         &mut self,
         turn: Box<Turn>,
         uses: Vec<ToolUse>,
-        decisions: Vec<(Decision, Option<Box<DecisionFacts>>)>,
-        cx: &mut CoreContext<'_>,
+        decisions: Vec<(Decision, Option<Box<ToolUseDecisionDetails>>)>,
+        cx: &mut CoreInputContext<'_>,
     ) {
         let has_no_handler = |tool_use: &ToolUse, (decision, _): &(Decision, _)| {
             matches!(decision, Decision::Execute | Decision::ExecuteWith(_))
@@ -219,7 +224,7 @@ impl AgentCore {
             let asked_by = is_repetition.then(|| tool_use.id.clone());
             let pause = PendingUse::new(turn.id, ToolUse { id: id.clone(), ..tool_use.clone() });
             let pause = PendingUse { asked_by, ..pause.with_reason(NEEDS_APPROVAL.into()) };
-            let stands = decided.clone().map(|own| Box::new(DecisionFacts { stands: true, ..*own }));
+            let stands = decided.clone().map(|own| Box::new(ToolUseDecisionDetails { stands: true, ..*own }));
             answers[place] = DecisionOrPause::Waits(Arc::new(pause), stands);
             let (by, expired) = (own.and_then(|own| own.by.clone()), kind == Some(DecisionKind::Expired));
             let at = own.map_or(at, |own| own.at);
@@ -235,8 +240,8 @@ impl AgentCore {
         &mut self,
         turn: Box<Turn>,
         slots: Vec<ToolUseSlot>,
-        calls: Vec<ToolDispatch>,
-        cx: &mut CoreContext<'_>,
+        calls: Vec<DispatchedToolCall>,
+        cx: &mut CoreInputContext<'_>,
     ) {
         if calls.is_empty() {
             return self.review_next(turn, slots, Vec::new(), cx);
@@ -250,7 +255,7 @@ impl AgentCore {
     }
 
     /// Starts the next tools of a step if fewer than the limit run.
-    pub(super) fn start_queued(&mut self, cx: &mut CoreContext<'_>) {
+    pub(super) fn start_queued(&mut self, cx: &mut CoreInputContext<'_>) {
         let AgentPhase::InTurn { op, turn, stage: AgentTurnStage::Executing { slots, questions } } =
             &mut self.phase
         else {
@@ -284,8 +289,8 @@ impl AgentCore {
         &mut self,
         turn: Box<Turn>,
         uses: Vec<ToolUse>,
-        decisions: Vec<(Decision, Option<Box<DecisionFacts>>)>,
-        cx: &mut CoreContext<'_>,
+        decisions: Vec<(Decision, Option<Box<ToolUseDecisionDetails>>)>,
+        cx: &mut CoreInputContext<'_>,
     ) {
         let mut open = Vec::new();
         let mut decided = Vec::new();
@@ -295,11 +300,13 @@ impl AgentCore {
                 continue;
             }
             match decided_result(&tool_use, decision) {
-                Some(result) => decided.push(DecisionFacts::state(own, result, &tool_use, None, true)),
+                Some(result) => {
+                    decided.push(ToolUseDecisionDetails::state(own, result, &tool_use, None, true));
+                }
                 None => open.push(tool_use),
             }
         }
-        let end = TurnEnd { stop_reason: StopReason::ToolUse, output: None, open, decided };
+        let end = ProposedTurnEnd { stop_reason: StopReason::ToolUse, output: None, open, decided };
         self.ask_handle_turn(turn, Box::new(end), cx);
     }
 
@@ -343,7 +350,7 @@ impl AgentCore {
         op: OpNumber,
         slot: usize,
         result: ToolResult,
-        cx: &mut CoreContext<'_>,
+        cx: &mut CoreInputContext<'_>,
     ) {
         let Some((turn, AgentTurnStage::Executing { slots, questions })) = self.phase.awaited(op) else {
             return;
@@ -377,7 +384,7 @@ impl AgentCore {
         mut turn: Box<Turn>,
         slots: Vec<ToolUseSlot>,
         reviewed: Vec<ToolResult>,
-        cx: &mut CoreContext<'_>,
+        cx: &mut CoreInputContext<'_>,
     ) {
         if let Some(result) = slots.get(reviewed.len()).and_then(|slot| slot.result.clone()) {
             // If a tool is not declared as safe to run twice, the results are reviewed only after they are stored.
@@ -403,7 +410,7 @@ impl AgentCore {
         mut turn: Box<Turn>,
         results: Vec<ToolResult>,
         emitted: usize,
-        cx: &mut CoreContext<'_>,
+        cx: &mut CoreInputContext<'_>,
     ) {
         turn.step += 1;
         close_tool_uses(&mut turn, results, emitted, cx);
@@ -416,7 +423,7 @@ impl AgentCore {
         &mut self,
         op: OpNumber,
         result: ToolResult,
-        cx: &mut CoreContext<'_>,
+        cx: &mut CoreInputContext<'_>,
     ) {
         let reviewing = in_stage!(AgentTurnStage::Reviewing { slots, reviewed } => (slots, reviewed));
         let Some((turn, (mut slots, mut reviewed))) = self.phase.take_awaited(op, reviewing) else {
@@ -426,7 +433,8 @@ impl AgentCore {
             unreachable!("a result was reviewed, so it has a slot");
         };
         let (result, input) = (answering(result, &slot.tool_use), slot.input.take());
-        let result = DecisionFacts::state(slot.decided.take(), result, &slot.tool_use, input.clone(), true);
+        let result =
+            ToolUseDecisionDetails::state(slot.decided.take(), result, &slot.tool_use, input.clone(), true);
         slot.result = None;
         cx.emit(Event::ToolResult { result: Box::new(result.clone()), input });
         reviewed.push(result);
@@ -451,10 +459,10 @@ fn answering(result: ToolResult, tool_use: &ToolUse) -> ToolResult {
 /// Returns their calls. A tool with an open question leaves its place to another tool, because its answer can take long.
 pub(super) fn start(
     slots: &mut [ToolUseSlot],
-    questions: &[ToolQuestion],
+    questions: &[RunningToolQuestion],
     turn: &Turn,
-    cx: &mut CoreContext<'_>,
-) -> Vec<ToolDispatch> {
+    cx: &mut CoreInputContext<'_>,
+) -> Vec<DispatchedToolCall> {
     let waits = |place: usize| questions.iter().any(|question| question.slot == place);
     let running =
         slots.iter().enumerate().filter(|(place, slot)| slot.is_running() && !waits(*place)).count();
@@ -471,19 +479,24 @@ pub(super) fn start(
 }
 
 /// Returns whether each of the calls may be repeated.
-fn are_safe(calls: &[ToolDispatch], slots: &[ToolUseSlot]) -> bool {
+fn are_safe(calls: &[DispatchedToolCall], slots: &[ToolUseSlot]) -> bool {
     calls.iter().all(|call| slots[call.slot].replay == Replay::Safe)
 }
 
 /// Returns the call of the tool in this slot. All calls of one slot have the same idempotency key.
-pub(super) fn tool_call(turn: &Turn, slot: usize, tool_use: &ToolUse, input: Option<&Value>) -> ToolDispatch {
+pub(super) fn tool_call(
+    turn: &Turn,
+    slot: usize,
+    tool_use: &ToolUse,
+    input: Option<&Value>,
+) -> DispatchedToolCall {
     let tool_use = match input {
         Some(input) => ToolUse { input: input.clone(), malformed: None, ..tool_use.clone() },
         None => tool_use.clone(),
     };
     let is_repeated = turn.uncertain.contains(&slot);
     let idempotency_key = idempotency_key(turn.id, turn.step, slot).into();
-    ToolDispatch { slot, tool_use, idempotency_key, is_repeated }
+    DispatchedToolCall { slot, tool_use, idempotency_key, is_repeated }
 }
 
 /// Returns the idempotency key of the call in a slot of a step.

@@ -3,7 +3,7 @@
 use std::{mem, sync::Arc};
 
 use super::{
-    Follow, FollowFrom, FollowState, FollowTarget, RunProgress, RunProgressSink, ToolChange, begins,
+    Follow, FollowFrom, FollowTarget, FollowedRunState, RunProgress, RunProgressSink, ToolChange, begins,
 };
 use crate::{
     agent::{Prompt, PromptId, PromptState, RunOutcome, Snapshot, Status},
@@ -12,7 +12,7 @@ use crate::{
 };
 
 /// The state of the target in a snapshot.
-enum FollowedTargetState {
+enum RunStateInSnapshot {
     Unknown,
     Waiting,
     Running,
@@ -39,19 +39,19 @@ impl Follow {
         while !self.is_over() {
             let is_own = self.is_own(agent);
             let outcome = match self.target_state(all, is_own, agent) {
-                FollowedTargetState::Waiting => return self.wait(out),
-                FollowedTargetState::Returned(outcome) => {
+                RunStateInSnapshot::Waiting => return self.wait(out),
+                RunStateInSnapshot::Returned(outcome) => {
                     return self.end(RunProgress::Returned { outcome: outcome.as_ref() }, out);
                 }
-                FollowedTargetState::Unknown => {
+                RunStateInSnapshot::Unknown => {
                     if self.target == FollowTarget::InFlight {
                         self.anchor(all.last().copied().cloned());
                         self.run = Some(agent.run);
                     }
                     return;
                 }
-                FollowedTargetState::Running => None,
-                FollowedTargetState::Ended(outcome) => Some(outcome),
+                RunStateInSnapshot::Running => None,
+                RunStateInSnapshot::Ended(outcome) => Some(outcome),
             };
             let is_old = self.is_running() && !is_own;
             let (kept, start) = self.start(all, agent);
@@ -143,7 +143,7 @@ impl Follow {
         }
     }
 
-    fn target_state(&self, all: &[&Arc<Message>], is_own: bool, agent: &Snapshot) -> FollowedTargetState {
+    fn target_state(&self, all: &[&Arc<Message>], is_own: bool, agent: &Snapshot) -> RunStateInSnapshot {
         // A compaction that ends a run has no messages to show.
         let (last_run, is_active) = (agent.last_run.as_deref(), agent.status != Status::Idle);
         let is_busy = agent.is_answering() || agent.compacts_alone();
@@ -153,20 +153,18 @@ impl Follow {
                 last_run.filter(|run| run.staged.iter().any(is_target)).map(|run| run.outcome.clone());
             let known = agent.prompts.iter().find(|known| known.id == *id).map(|known| &known.state);
             return match (known, unused) {
-                (Some(PromptState::Staged), _) => FollowedTargetState::Waiting,
-                (Some(PromptState::InFlight { .. }), _) => FollowedTargetState::Running,
-                (Some(PromptState::Ended { outcome }), _) => {
-                    FollowedTargetState::Ended(Some(outcome.clone()))
-                }
+                (Some(PromptState::Staged), _) => RunStateInSnapshot::Waiting,
+                (Some(PromptState::InFlight { .. }), _) => RunStateInSnapshot::Running,
+                (Some(PromptState::Ended { outcome }), _) => RunStateInSnapshot::Ended(Some(outcome.clone())),
                 // During the next run, the id may have been used again, and withdrawn.
                 (Some(PromptState::Returned), unused) => {
-                    FollowedTargetState::Returned(unused.filter(|_| !is_busy))
+                    RunStateInSnapshot::Returned(unused.filter(|_| !is_busy))
                 }
-                (None, Some(unused)) if self.is_expected() => FollowedTargetState::Returned(Some(unused)),
+                (None, Some(unused)) if self.is_expected() => RunStateInSnapshot::Returned(Some(unused)),
                 (None, _) if self.is_expected() || place_of(id, all).is_some() => {
-                    FollowedTargetState::Ended(None)
+                    RunStateInSnapshot::Ended(None)
                 }
-                (None, _) => FollowedTargetState::Unknown,
+                (None, _) => RunStateInSnapshot::Unknown,
             };
         }
         // A prompt that a callback returns can fail without a run. Its failure has no turn.
@@ -181,26 +179,26 @@ impl Follow {
         };
         let is_all = self.target == FollowTarget::InFlight;
         match self.is_running() {
-            _ if is_own && is_busy => FollowedTargetState::Running,
-            _ if is_own => FollowedTargetState::Ended(outcome()),
+            _ if is_own && is_busy => RunStateInSnapshot::Running,
+            _ if is_own => RunStateInSnapshot::Ended(outcome()),
             true => {
                 let is_before = self.run.is_some_and(|run| run.wrapping_add(1) == agent.run);
-                FollowedTargetState::Ended(stated().filter(|_| is_active && is_before))
+                RunStateInSnapshot::Ended(stated().filter(|_| is_active && is_before))
             }
-            false if is_all && is_busy => FollowedTargetState::Running,
+            false if is_all && is_busy => RunStateInSnapshot::Running,
             false if is_all && self.run.is_some_and(|run| run != agent.run) => {
-                FollowedTargetState::Ended(outcome())
+                RunStateInSnapshot::Ended(outcome())
             }
             // The agent was started after the run.
-            false if last_turn.as_ref() == Some(&self.target) => FollowedTargetState::Ended(stated()),
-            false if !is_all && self.is_accepted => FollowedTargetState::Ended(None),
-            false => FollowedTargetState::Unknown,
+            false if last_turn.as_ref() == Some(&self.target) => RunStateInSnapshot::Ended(stated()),
+            false if !is_all && self.is_accepted => RunStateInSnapshot::Ended(None),
+            false => RunStateInSnapshot::Unknown,
         }
     }
 
     /// Returns whether the agent has known the target of this follower.
     fn is_expected(&self) -> bool {
-        self.is_accepted || self.state != FollowState::Unknown
+        self.is_accepted || self.state != FollowedRunState::Unknown
     }
 
     /// Returns the number of the reported messages that the snapshot contains, and the index of its first message that

@@ -38,10 +38,10 @@ pub(crate) struct StepToolUses {
 #[serde(rename_all = "snake_case")]
 pub(crate) enum DecisionOrPause {
     /// The decision was made. The second value is `None` if `handle_tool_use` has just let the tool run.
-    Decided(Decision, Option<Box<DecisionFacts>>),
+    Decided(Decision, Option<Box<ToolUseDecisionDetails>>),
     /// The tool use waits for `resume`. Its pause is emitted when all tool uses of the step have answers. The second
     /// value is the decision that was made earlier, if the tool use waits again.
-    Waits(#[serde(serialize_with = "without_use")] Arc<PendingUse>, Option<Box<DecisionFacts>>),
+    Waits(#[serde(serialize_with = "without_use")] Arc<PendingUse>, Option<Box<ToolUseDecisionDetails>>),
 }
 
 /// Writes a pause. Its tool use is filled in from the turn's messages, so only an input that replaces theirs is written,
@@ -64,7 +64,7 @@ impl DecisionOrPause {
         }
     }
 
-    pub(crate) fn into_decision(self) -> Option<(Decision, Option<Box<DecisionFacts>>)> {
+    pub(crate) fn into_decision(self) -> Option<(Decision, Option<Box<ToolUseDecisionDetails>>)> {
         match self {
             Self::Decided(decision, decided) => Some((decision, decided)),
             Self::Waits(..) => None,
@@ -74,7 +74,7 @@ impl DecisionOrPause {
 
 /// How a tool use was decided, until its result states it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub(crate) struct DecisionFacts {
+pub(crate) struct ToolUseDecisionDetails {
     pub(crate) decision: UseDecision,
     /// Whether a person has set the input, if the model's input was replaced. Otherwise a callback has set it.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
@@ -85,7 +85,7 @@ pub(crate) struct DecisionFacts {
     pub(crate) stands: bool,
 }
 
-impl DecisionFacts {
+impl ToolUseDecisionDetails {
     pub(crate) fn new(decided: &Decided, by_person: bool) -> Self {
         Self { by_person, ..Self::of(decided.as_use_decision()) }
     }
@@ -142,7 +142,7 @@ impl StepToolUses {
     pub(crate) fn into_answers(mut self) -> Vec<DecisionOrPause> {
         for own in std::mem::take(&mut self.early) {
             let by_person = !own.expired && own.decision != Decision::Execute;
-            let decided = Box::new(DecisionFacts::new(&own, by_person));
+            let decided = Box::new(ToolUseDecisionDetails::new(&own, by_person));
             self.decide(&own.tool_use_id, own.decision, decided);
         }
         self.answers
@@ -154,7 +154,7 @@ impl StepToolUses {
         &mut self,
         tool_use: &ToolUseId,
         decision: Decision,
-        mut decided: Box<DecisionFacts>,
+        mut decided: Box<ToolUseDecisionDetails>,
     ) {
         for answer in &mut self.answers {
             let DecisionOrPause::Waits(pause, earlier) = answer else { continue };
@@ -167,7 +167,9 @@ impl StepToolUses {
                 decision => decision,
             };
             match earlier.take() {
-                Some(earlier) if earlier.stands => *decided = DecisionFacts { stands: false, ..*earlier },
+                Some(earlier) if earlier.stands => {
+                    *decided = ToolUseDecisionDetails { stands: false, ..*earlier }
+                }
                 Some(earlier) => {
                     let is_other = matches!(&decision, Decision::ExecuteWith(input) if input != shown);
                     decided.by_person |= earlier.by_person && !is_other;
@@ -190,7 +192,7 @@ impl StepToolUses {
 
 /// A question of a running tool that waits for `resume`.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct ToolQuestion {
+pub(crate) struct RunningToolQuestion {
     /// The index of the tool's slot.
     pub(crate) slot: usize,
     pub(crate) pause: Arc<PendingUse>,
@@ -206,7 +208,7 @@ pub(crate) struct ToolUseSlot {
     pub(crate) input: Option<Value>,
     /// How the tool use was decided, if somebody decided. `None` after its result was reviewed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(crate) decided: Option<Box<DecisionFacts>>,
+    pub(crate) decided: Option<Box<ToolUseDecisionDetails>>,
     /// Whether the tool is run. Otherwise a decision gave the result.
     pub(crate) runs: bool,
     /// Whether the tool is run, but has not started, because others run first.
@@ -258,7 +260,7 @@ impl ToolUseSlot {
 
 /// A tool call that the shell performs.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct ToolDispatch {
+pub(crate) struct DispatchedToolCall {
     /// The index of the slot for the result.
     pub(crate) slot: usize,
     /// The tool use, with the input with which the tool is run.

@@ -16,13 +16,13 @@ use crate::{
     message::{
         CompactionTrigger, History, Message, MessageId, Role, ToolUseId, TurnId, Usage, UsageSum, UseDecision,
     },
-    provider::{Options, OutputCorrections, OutputSchema, StopReason},
+    provider::{Options, OutputRetryMessages, OutputSchema, StopReason},
     tool::Replay,
 };
 
 /// The origin of a run: the settings of its prompt, and the responses for the caller of `ask`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub(crate) struct RunOrigin {
+pub(crate) struct RunPromptState {
     /// The prompt without its content, because the content has become a message.
     pub(crate) prompt: Arc<Prompt>,
     /// The provider to which the prompt's API key and headers belong, if the prompt has any.
@@ -51,7 +51,7 @@ pub(crate) struct RunOrigin {
         serialize_with = "flag",
         deserialize_with = "unflag"
     )]
-    pub(crate) asked: Option<AskResponses>,
+    pub(crate) asked: Option<AskTurnResponses>,
 }
 
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
@@ -60,21 +60,21 @@ fn is_zero(number: &u64) -> bool {
 }
 
 #[expect(clippy::ref_option, reason = "serde passes a reference")]
-fn flag<S: Serializer>(asked: &Option<AskResponses>, serializer: S) -> Result<S::Ok, S::Error> {
+fn flag<S: Serializer>(asked: &Option<AskTurnResponses>, serializer: S) -> Result<S::Ok, S::Error> {
     serializer.serialize_bool(asked.is_some())
 }
 
-fn unflag<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<AskResponses>, D::Error> {
-    Ok(bool::deserialize(deserializer)?.then(AskResponses::default))
+fn unflag<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<AskTurnResponses>, D::Error> {
+    Ok(bool::deserialize(deserializer)?.then(AskTurnResponses::default))
 }
 
 /// The responses of the turns that an `ask` has completed so far.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub(crate) struct AskResponses {
+pub(crate) struct AskTurnResponses {
     turns: Vec<Arc<Response>>,
 }
 
-impl AskResponses {
+impl AskTurnResponses {
     pub(crate) fn add(&mut self, response: &Arc<Response>) {
         self.turns.push(Arc::clone(response));
     }
@@ -104,10 +104,10 @@ pub(crate) struct Turn {
     /// The number of the run, counted from the agent's start. After a restart, the count continues from the recorded
     /// turn.
     pub(crate) run: u32,
-    pub(crate) origin: RunOrigin,
+    pub(crate) origin: RunPromptState,
     /// The committed history and the pending messages.
     #[serde(skip)]
-    pub(crate) working: WorkingHistory,
+    pub(crate) working: HistoryWithPendingMessages,
     /// The number of requests made for the prompt.
     pub(crate) step: u32,
     /// The number of messages that were pending when the current request began.
@@ -131,8 +131,8 @@ pub(crate) struct Turn {
     pub(crate) counted_by: Option<Arc<str>>,
     pub(crate) warnings: Vec<String>,
     /// The responses that did not match the output schema.
-    #[serde(default, skip_serializing_if = "OutputCorrections::is_empty")]
-    pub(crate) corrections: OutputCorrections,
+    #[serde(default, skip_serializing_if = "OutputRetryMessages::is_empty")]
+    pub(crate) corrections: OutputRetryMessages,
     /// The requirements for the response to the last request.
     #[serde(default, skip_serializing_if = "OutputRequirement::is_unset")]
     pub(crate) wanted: OutputRequirement,
@@ -166,7 +166,7 @@ pub(crate) struct Turn {
     pub(crate) refused_by: Option<Budget>,
     /// Whether the conversation was compacted for the next answer. Not recorded: a repeated step compacts again.
     #[serde(skip)]
-    pub(crate) compacted: CompactionStatus,
+    pub(crate) compacted: CompactionAttemptState,
     /// Set if the turn consists of a compaction alone.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) compaction: Option<Box<CompactionTurn>>,
@@ -178,12 +178,12 @@ pub(crate) struct Turn {
     pub(crate) decisions: Vec<(ToolUseId, UseDecision)>,
     /// The facts about the last request that decide whether it may be repeated, if the turn is recorded.
     #[serde(default)]
-    pub(crate) request: RequestReplayFacts,
+    pub(crate) request: RequestReplaySafety,
 }
 
 /// Whether a conversation was compacted for the next answer.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub(crate) enum CompactionStatus {
+pub(crate) enum CompactionAttemptState {
     #[default]
     No,
     /// It was, so that it is not compacted again before the answer.
@@ -252,7 +252,7 @@ impl CompactionPlan {
 
 /// The facts that decide whether a request may be repeated after a restart.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct RequestReplayFacts {
+pub(crate) struct RequestReplaySafety {
     /// The declaration of the request's provider.
     pub(crate) replay: Replay,
     /// Whether the request was sent.
@@ -264,7 +264,7 @@ pub(crate) struct RequestReplayFacts {
     pub(crate) lost: bool,
 }
 
-impl RequestReplayFacts {
+impl RequestReplaySafety {
     /// Returns whether the request must not be repeated.
     pub(crate) fn is_uncertain(self, provider: Replay) -> bool {
         self.sent && (self.ran_tool || self.replay.max(provider) == Replay::Never)
@@ -296,8 +296,8 @@ impl Turn {
     pub(crate) fn new(
         id: TurnId,
         run: u32,
-        origin: RunOrigin,
-        working: WorkingHistory,
+        origin: RunPromptState,
+        working: HistoryWithPendingMessages,
         step: u32,
         recorded: bool,
     ) -> Self {
@@ -315,7 +315,7 @@ impl Turn {
             requested: None,
             counted_by: None,
             warnings: Vec::new(),
-            corrections: OutputCorrections::default(),
+            corrections: OutputRetryMessages::default(),
             wanted: OutputRequirement::default(),
             output_enforced: false,
             joined: Vec::new(),
@@ -325,11 +325,11 @@ impl Turn {
             recorded,
             refused: false,
             refused_by: None,
-            compacted: CompactionStatus::default(),
+            compacted: CompactionAttemptState::default(),
             compaction: None,
             waits: 0,
             decisions: Vec::new(),
-            request: RequestReplayFacts::default(),
+            request: RequestReplaySafety::default(),
         }
     }
 
@@ -405,7 +405,7 @@ impl Turn {
 
 /// The committed history, followed by the pending messages.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct WorkingHistory {
+pub(crate) struct HistoryWithPendingMessages {
     all: History,
     /// The messages that requests contain, unless these are all messages.
     sent: Option<Box<History>>,
@@ -416,7 +416,7 @@ pub(crate) struct WorkingHistory {
     last: (usize, usize),
 }
 
-impl WorkingHistory {
+impl HistoryWithPendingMessages {
     pub(crate) fn new(committed: &History) -> Self {
         Self::of(committed.clone(), committed.len(), 0, (0, 0))
     }
@@ -498,7 +498,7 @@ impl WorkingHistory {
     }
 }
 
-impl WorkingHistory {
+impl HistoryWithPendingMessages {
     /// Returns the last pending message that is not a compaction.
     pub(crate) fn last(&self) -> Option<&Arc<Message>> {
         self.pending().rfind(|message| message.compaction.is_none())
@@ -517,7 +517,7 @@ impl WorkingHistory {
     }
 }
 
-impl PartialEq for WorkingHistory {
+impl PartialEq for HistoryWithPendingMessages {
     fn eq(&self, other: &Self) -> bool {
         self.pending().eq(other.pending())
     }

@@ -18,16 +18,16 @@ use crate::{
 
 /// A callback in flight. Its output is the callback's result or the message of its panic.
 pub(super) type RunningCallback<'a> =
-    Pin<Box<dyn Future<Output = Result<CallbackReturn, String>> + Send + 'a>>;
+    Pin<Box<dyn Future<Output = Result<CallbackReturnWithConfig, String>> + Send + 'a>>;
 
 /// The result of a callback, and the configuration before and after it.
-pub(super) struct CallbackReturn {
-    pub(super) outcome: CallbackOutcome,
+pub(super) struct CallbackReturnWithConfig {
+    pub(super) outcome: CallbackReturnValue,
     pub(super) before: Arc<Config>,
     pub(super) after: Arc<Config>,
 }
 
-pub(super) enum CallbackOutcome {
+pub(super) enum CallbackReturnValue {
     Prepared(Box<Request>),
     ToolUse(ToolDecision),
     ToolResult(ToolResult),
@@ -56,8 +56,8 @@ impl AgentTask {
                 contain(async move {
                     prepare(callbacks, &mut request, &mut state).await;
                     request.mark_lasting(&conversation);
-                    CallbackReturn {
-                        outcome: CallbackOutcome::Prepared(request),
+                    CallbackReturnWithConfig {
+                        outcome: CallbackReturnValue::Prepared(request),
                         before,
                         after: state.config,
                     }
@@ -65,24 +65,40 @@ impl AgentTask {
             }
             CallbackCall::HandleToolUse(tool_use) => contain(async move {
                 let decision = callbacks.handle_tool_use(&tool_use, &mut state).await;
-                CallbackReturn { outcome: CallbackOutcome::ToolUse(decision), before, after: state.config }
+                CallbackReturnWithConfig {
+                    outcome: CallbackReturnValue::ToolUse(decision),
+                    before,
+                    after: state.config,
+                }
             }),
             CallbackCall::HandleToolResult(result) => contain(async move {
                 let result = callbacks.handle_tool_result(*result, &mut state).await;
-                CallbackReturn { outcome: CallbackOutcome::ToolResult(result), before, after: state.config }
+                CallbackReturnWithConfig {
+                    outcome: CallbackReturnValue::ToolResult(result),
+                    before,
+                    after: state.config,
+                }
             }),
             CallbackCall::HandleTurn(response) => contain(async move {
                 let decision = callbacks.handle_turn(&response, &mut state).await;
-                CallbackReturn { outcome: CallbackOutcome::Turn(decision), before, after: state.config }
+                CallbackReturnWithConfig {
+                    outcome: CallbackReturnValue::Turn(decision),
+                    before,
+                    after: state.config,
+                }
             }),
             CallbackCall::HandleError(failure) => contain(async move {
                 let decision = callbacks.handle_error(&failure, &mut state).await;
-                CallbackReturn { outcome: CallbackOutcome::Error(decision), before, after: state.config }
+                CallbackReturnWithConfig {
+                    outcome: CallbackReturnValue::Error(decision),
+                    before,
+                    after: state.config,
+                }
             }),
             CallbackCall::HandleRecovery(mut recovery) => contain(async move {
                 let decision = callbacks.handle_recovery(&mut recovery, &mut state).await;
-                CallbackReturn {
-                    outcome: CallbackOutcome::Recovery(decision, recovery),
+                CallbackReturnWithConfig {
+                    outcome: CallbackReturnValue::Recovery(decision, recovery),
                     before,
                     after: state.config,
                 }
@@ -92,8 +108,8 @@ impl AgentTask {
                 let event = self.notices.pop_front().expect("the core counts the queued events");
                 contain(async move {
                     let prompt = callbacks.handle_event(event, &mut state).await;
-                    CallbackReturn {
-                        outcome: CallbackOutcome::Event(prompt.map(Box::new)),
+                    CallbackReturnWithConfig {
+                        outcome: CallbackReturnValue::Event(prompt.map(Box::new)),
                         before,
                         after: state.config,
                     }
@@ -188,7 +204,7 @@ pub(super) fn secrets_of(options: &Options, model: &Model) -> Option<Model> {
     options.has_secrets().then(|| model.clone())
 }
 
-fn contain<'a>(callback: impl Future<Output = CallbackReturn> + Send + 'a) -> RunningCallback<'a> {
+fn contain<'a>(callback: impl Future<Output = CallbackReturnWithConfig> + Send + 'a) -> RunningCallback<'a> {
     Box::pin(contained_async(callback))
 }
 

@@ -8,7 +8,7 @@ use super::{
 };
 use crate::{
     agent::{
-        AgentPosition, AskResponseTx, Event, FirstMessage, StateEdit,
+        AskResponseTx, Event, FirstMessageOfRun, LatestEventAndStatus, StateEdit,
         command::{AgentCommand, StateEditFn},
         core::AgentCore,
         state::{panicked, refused},
@@ -188,9 +188,9 @@ impl AgentTask {
         }
     }
 
-    fn position(&self) -> AgentPosition {
+    fn position(&self) -> LatestEventAndStatus {
         let record = self.durability.as_ref().map_or(0, |durability| durability.last());
-        AgentPosition { last: self.feed.last(), record, status: self.core.status() }
+        LatestEventAndStatus { last: self.feed.last(), record, status: self.core.status() }
     }
 
     /// Replaces the history for its owner, and returns the id of the resulting `state` event.
@@ -209,14 +209,14 @@ impl AgentTask {
         &mut self,
         at: Option<EventId>,
         base: History,
-        opening: FirstMessage,
+        opening: FirstMessageOfRun,
         asker: Option<AskResponseTx>,
         caller: CallerSpan,
     ) -> Result<(EventId, TurnId), Error> {
         let (with, ask) = (self.next_state(at)?, asker.is_some());
         let turn = self.step_for(caller, |core, cx| match opening {
-            FirstMessage::Prompt(prompt) => core.prompt_on(base, prompt, ask, cx),
-            FirstMessage::Message(message, settings) => core.answer(base, message, settings, ask, cx),
+            FirstMessageOfRun::Prompt(prompt) => core.prompt_on(base, prompt, ask, cx),
+            FirstMessageOfRun::Message(message, settings) => core.answer(base, message, settings, ask, cx),
         })?;
         self.asker = asker.or(self.asker.take());
         Ok((with, turn))

@@ -22,25 +22,25 @@ use tokio::time::{Sleep, sleep};
 
 use super::AgentTask;
 use crate::agent::{
-    CommitItem, Durable, NumberedRecord, StoredRecordNumber,
+    CommitItem, Durable, LastStoredRecordNumber, RecordToStore,
     command::AgentReplyTx,
     core::{AgentCore, AgentEffect},
-    delegation::DecisionReply,
+    delegation::CombinedDecisionReply,
     durable::RecoveryFacts,
     phase::AgentTurnStage,
 };
 use crate::run::Error;
 
 /// The state of an agent that makes records.
-pub(in crate::agent) struct RecordQueue {
+pub(in crate::agent) struct AgentRecordingState {
     pub(super) level: Durable,
     /// The time after which a change is recorded if nothing waits for the record.
     delay: Duration,
-    written: Arc<StoredRecordNumber>,
+    written: Arc<LastStoredRecordNumber>,
     /// The number of the last record.
     last: u64,
     /// The record of the input that is being processed, until an event carries it.
-    loose: Option<Arc<NumberedRecord>>,
+    loose: Option<Arc<RecordToStore>>,
     /// Whether the input that is being processed was recorded.
     is_recorded: bool,
     /// Whether the turn is left to another process, so that no effect that waits for a record is performed any more.
@@ -55,11 +55,11 @@ pub(in crate::agent) struct RecordQueue {
 
 type ReplyAfterRecord = Box<dyn FnOnce() + Send>;
 
-impl RecordQueue {
+impl AgentRecordingState {
     pub(in crate::agent) fn new(
         level: Durable,
         delay: Duration,
-        written: Arc<StoredRecordNumber>,
+        written: Arc<LastStoredRecordNumber>,
         facts: Option<RecoveryFacts>,
     ) -> Self {
         Self {
@@ -86,7 +86,7 @@ impl RecordQueue {
     }
 
     /// Takes the record that the next event carries.
-    pub(super) fn take_loose(&mut self) -> Option<Arc<NumberedRecord>> {
+    pub(super) fn take_loose(&mut self) -> Option<Arc<RecordToStore>> {
         self.loose.take()
     }
 }
@@ -104,7 +104,7 @@ impl AgentTask {
         }
         durability.last += 1;
         durability.soon = None;
-        durability.loose = Some(Arc::new(NumberedRecord { number: durability.last, turn }));
+        durability.loose = Some(Arc::new(RecordToStore { number: durability.last, turn }));
     }
 
     pub(super) fn record_soon(&mut self) {
@@ -159,7 +159,7 @@ impl AgentTask {
     /// Performs an effect when the last record is stored.
     pub(super) fn hold_back(&mut self, effect: AgentEffect) {
         let is_withheld = self.is_withheld();
-        let waits = |own: &&RecordQueue| is_withheld || !own.is_written();
+        let waits = |own: &&AgentRecordingState| is_withheld || !own.is_written();
         let Some(last) = self.durability.as_deref().filter(waits).map(|own| own.last) else {
             return self.perform(effect);
         };
@@ -193,7 +193,7 @@ impl AgentTask {
     }
 
     /// Keeps a part of a reply until the last record is stored.
-    pub(super) fn reply_later(&mut self, part: DecisionReply) {
+    pub(super) fn reply_later(&mut self, part: CombinedDecisionReply) {
         if let Some(durability) = self.durability.as_mut().filter(|durability| !durability.is_written()) {
             let held = part.hold();
             durability.replies.push_back((durability.last, Box::new(move || held.release())));

@@ -14,7 +14,7 @@ use crate::{
     actor::FairYield,
     agent::{
         AgentCallbacks,
-        command::{AgentCommand, StopAgent, StopPolicy},
+        command::{AgentCommand, AgentStopTurnPolicy, StopAgentCommand},
         core::AgentCore,
     },
     message::ToolUse,
@@ -32,7 +32,7 @@ impl AgentTask {
         callbacks: &mut dyn AgentCallbacks,
         mut commands: mpsc::Receiver<Box<AgentCommand>>,
         reason: EndReason,
-        stop: Option<StopAgent>,
+        stop: Option<StopAgentCommand>,
     ) {
         // After its first error, the commit channel is not used again.
         let is_unheard =
@@ -42,15 +42,15 @@ impl AgentTask {
         self.take_delegated();
         let in_flight = match &stop {
             Some(stop) => stop.in_flight,
-            None if is_unheard || parks => StopPolicy::Leave,
-            None => StopPolicy::Keep,
+            None if is_unheard || parks => AgentStopTurnPolicy::Leave,
+            None => AgentStopTurnPolicy::Keep,
         };
         // If the agent is idle, the interrupt or the cancel returns an error, because no turn is in flight. Ignore this
         // error.
         let _ = match in_flight {
-            StopPolicy::Keep => self.interrupt(),
-            StopPolicy::Discard => self.step(AgentCore::cancel),
-            StopPolicy::Leave => {
+            AgentStopTurnPolicy::Keep => self.interrupt(),
+            AgentStopTurnPolicy::Discard => self.step(AgentCore::cancel),
+            AgentStopTurnPolicy::Leave => {
                 self.leave_delegations();
                 Ok(())
             }
@@ -75,7 +75,7 @@ impl AgentTask {
         });
         let mut limit = stop.as_ref().map_or(self.setup.terminate_timeout, |stop| stop.deadline);
         let mut deadline = Box::pin(sleep(limit));
-        let mut waiting: Vec<StopAgent> = stop.into_iter().collect();
+        let mut waiting: Vec<StopAgentCommand> = stop.into_iter().collect();
         let active_calls = Arc::clone(&self.active_calls);
         // The parts of the end run concurrently, so that a part that hangs does not prevent the other parts from
         // running.

@@ -13,7 +13,7 @@ use tokio::time::{Sleep, sleep};
 use tracing::Span;
 
 use super::{
-    AgentTask, ProviderInstance,
+    AgentTask, ConversationProvider,
     calls::{drop_contained, guard},
 };
 use crate::{
@@ -31,11 +31,11 @@ pub(super) struct RequestOpening {
     /// The provider to which the request is sent. It is the provider of the model for which the request was made, even
     /// if `prepare_step` changed the model.
     provider: Arc<dyn Provider>,
-    wait: RequestOpeningWait,
+    wait: RequestOpeningStage,
 }
 
 /// The next thing for which a request waits.
-enum RequestOpeningWait {
+enum RequestOpeningStage {
     /// An effect of the core that opens or connects the request.
     Effect,
     /// A permit to send the request.
@@ -45,7 +45,7 @@ enum RequestOpeningWait {
 }
 
 /// The next thing for which another attempt of a rejected request waits.
-pub(super) enum NextAttempt {
+pub(super) enum RequestRetryWait {
     /// The delay before the attempt. The request's stream waits for the same delay, but is not polled meanwhile.
     Delay(Pin<Box<Sleep>>),
     /// A permit to send the request again.
@@ -71,7 +71,7 @@ impl AgentTask {
         work.opening = Some(RequestOpening {
             request,
             provider: Arc::clone(model.provider()),
-            wait: RequestOpeningWait::Effect,
+            wait: RequestOpeningStage::Effect,
         });
         let replay = replay_of(model);
         self.step(|core, cx| core.prepared(op, wanted, named, replay, cx));
@@ -103,7 +103,7 @@ impl AgentTask {
         self.work().opening = Some(RequestOpening {
             request,
             provider: Arc::clone(model.provider()),
-            wait: RequestOpeningWait::Effect,
+            wait: RequestOpeningStage::Effect,
         });
         self.open(op);
     }
@@ -125,7 +125,7 @@ impl AgentTask {
             return self.cut_off();
         }
         match self.ask_for_permit() {
-            Some(admitting) => self.work().await_opening(RequestOpeningWait::Permit(op, admitting)),
+            Some(admitting) => self.work().await_opening(RequestOpeningStage::Permit(op, admitting)),
             None => self.admitted(op),
         }
     }
@@ -151,17 +151,17 @@ impl AgentTask {
         if self.setup.admission.is_some() {
             let work = self.work();
             work.give_permit_back();
-            work.attempt = Some(NextAttempt::Delay(Box::pin(sleep(delay))));
+            work.attempt = Some(RequestRetryWait::Delay(Box::pin(sleep(delay))));
         }
     }
 
     /// Ready when the next attempt of the request may be sent.
     pub(super) fn poll_attempt(&mut self, cx: &mut Context<'_>) -> Poll<()> {
-        if let Some(NextAttempt::Delay(delay)) = &mut self.work().attempt {
+        if let Some(RequestRetryWait::Delay(delay)) = &mut self.work().attempt {
             ready!(delay.as_mut().poll(cx));
-            self.work().attempt = self.ask_for_permit().map(NextAttempt::Permit);
+            self.work().attempt = self.ask_for_permit().map(RequestRetryWait::Permit);
         }
-        if let Some(NextAttempt::Permit(admitting)) = &mut self.work().attempt {
+        if let Some(RequestRetryWait::Permit(admitting)) = &mut self.work().attempt {
             let permit = ready!(poll_permit(admitting, cx));
             let work = self.work();
             drop_contained(work.attempt.take());
@@ -191,18 +191,18 @@ impl AgentTask {
         };
         let in_run = work.trace.as_ref().map(|trace| trace.span().enter());
         match wait {
-            RequestOpeningWait::Effect => return Poll::Pending,
-            RequestOpeningWait::Permit(op, admitting) => {
+            RequestOpeningStage::Effect => return Poll::Pending,
+            RequestOpeningStage::Permit(op, admitting) => {
                 let op = *op;
                 let permit = ready!(poll_permit(admitting, cx));
                 drop(in_run);
                 let work = self.work();
-                work.await_opening(RequestOpeningWait::Effect);
+                work.await_opening(RequestOpeningStage::Effect);
                 work.permit = permit;
                 work.freeze_watch(false);
                 self.admitted(op);
             }
-            RequestOpeningWait::Instance(op, opening) => {
+            RequestOpeningStage::Instance(op, opening) => {
                 let op = *op;
                 let outcome = match guard("provider", || opening.as_mut().poll(cx)) {
                     Ok(Poll::Pending) => return Poll::Pending,
@@ -210,10 +210,10 @@ impl AgentTask {
                     Err(message) => Err(Failure::ProviderPanicked { message }),
                 };
                 drop(in_run);
-                self.work().await_opening(RequestOpeningWait::Effect);
+                self.work().await_opening(RequestOpeningStage::Effect);
                 match outcome {
                     Ok(own) => {
-                        self.instance = self.provider().map(|of| ProviderInstance { of, own });
+                        self.instance = self.provider().map(|of| ConversationProvider { of, own });
                         self.exchange(op);
                     }
                     Err(failure) => self.step(|core, cx| core.stream_failed(op, failure, cx)),
@@ -245,7 +245,7 @@ impl AgentTask {
         }
         self.close_instance();
         let opening = Box::pin(async move { provider.open().await });
-        self.work().await_opening(RequestOpeningWait::Instance(op, opening));
+        self.work().await_opening(RequestOpeningStage::Instance(op, opening));
     }
 
     fn exchange(&mut self, op: OpNumber) {
@@ -301,7 +301,7 @@ pub(super) fn replay_of(model: &Model) -> Replay {
 
 impl super::work::AgentWork {
     /// Sets what the opening of the request waits for next.
-    fn await_opening(&mut self, wait: RequestOpeningWait) {
+    fn await_opening(&mut self, wait: RequestOpeningStage) {
         if let Some(opening) = &mut self.opening {
             drop_contained(std::mem::replace(&mut opening.wait, wait));
         }

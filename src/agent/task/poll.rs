@@ -18,10 +18,10 @@ use tokio::{
 use tracing::Span;
 
 use super::{
-    AgentExit, AgentTask, CommitChannel,
-    calls::{CallbackOutcome, CallbackReturn, RunningCallback, drop_contained, guard},
+    AgentLoopExit, AgentTask, CommitChannel,
+    calls::{CallbackReturnValue, CallbackReturnWithConfig, RunningCallback, drop_contained, guard},
     opening::replay_of,
-    work::{OpenQuestion, RunningTool},
+    work::{OpenToolQuestion, RunningTool},
 };
 use crate::{
     actor::FairYield,
@@ -29,7 +29,7 @@ use crate::{
     message::ToolResult,
     provider::{Delta, ProviderError},
     subscription::EndReason,
-    tool::{Answer, ToolReport},
+    tool::{Answer, ToolToAgentMessage},
 };
 
 /// The maximum number of commands that are served before other work is polled.
@@ -40,13 +40,13 @@ const INPUTS_IN_A_ROW: u32 = 256;
 type CallbackInProgress<'a, 'b> = Option<(OpNumber, &'static str, &'a mut RunningCallback<'b>)>;
 
 /// The result of serving commands.
-enum ServedCommands {
+enum CommandServingOutcome {
     /// No command is left. The next command wakes the task.
     All,
     /// More commands may wait. The task must poll for them again, because nothing wakes it for them.
     Some,
     /// The agent must end.
-    End(AgentExit),
+    End(AgentLoopExit),
 }
 
 impl CommitChannel {
@@ -69,14 +69,14 @@ impl AgentTask {
         &'a mut self,
         commands: &'a mut mpsc::Receiver<Box<AgentCommand>>,
         mut call: CallbackInProgress<'a, 'b>,
-    ) -> impl Future<Output = AgentExit> + use<'a, 'b> {
+    ) -> impl Future<Output = AgentLoopExit> + use<'a, 'b> {
         self.drop_call = false;
         let mut begun = false;
         poll_fn(move |cx| {
             // The callback is polled before any command is served. A started callback is therefore polled at least once
             // before it can be dropped.
             if !std::mem::replace(&mut begun, true) && self.poll_call(cx, &mut call).is_ready() {
-                return Poll::Ready(AgentExit::Returned);
+                return Poll::Ready(AgentLoopExit::Returned);
             }
             self.poll(cx, commands, &mut call)
         })
@@ -100,7 +100,7 @@ impl AgentTask {
         cx: &mut Context<'_>,
         commands: &mut mpsc::Receiver<Box<AgentCommand>>,
         call: &mut CallbackInProgress<'_, '_>,
-    ) -> Poll<AgentExit> {
+    ) -> Poll<AgentLoopExit> {
         let mut all_served = false;
         loop {
             // The number of inputs is not reset between callbacks. Otherwise a provider and callbacks that are always
@@ -114,13 +114,13 @@ impl AgentTask {
             // channel's length is enough.
             if !all_served || !commands.is_empty() {
                 match self.poll_commands(cx, commands) {
-                    ServedCommands::All => all_served = true,
-                    ServedCommands::Some => all_served = false,
-                    ServedCommands::End(exit) => return Poll::Ready(exit),
+                    CommandServingOutcome::All => all_served = true,
+                    CommandServingOutcome::Some => all_served = false,
+                    CommandServingOutcome::End(exit) => return Poll::Ready(exit),
                 }
             }
             if call.is_some() && self.drop_call {
-                return Poll::Ready(AgentExit::Dropped);
+                return Poll::Ready(AgentLoopExit::Dropped);
             }
             self.wake_idle_waiters();
             self.release_replies(cx);
@@ -137,7 +137,9 @@ impl AgentTask {
                 Poll::Ready(Ok(())) => {}
                 // The session has dropped the channel to leave the turn, and stops the agent next.
                 Poll::Ready(Err(_)) if self.is_leaving() => self.commit = None,
-                Poll::Ready(Err(_)) => return Poll::Ready(AgentExit::End(EndReason::HandlesDropped, None)),
+                Poll::Ready(Err(_)) => {
+                    return Poll::Ready(AgentLoopExit::End(EndReason::HandlesDropped, None));
+                }
                 // The commit channel has no room, so only commands are served until it has room.
                 Poll::Pending if !all_served => continue,
                 Poll::Pending => return self.wait(),
@@ -149,10 +151,10 @@ impl AgentTask {
             if call.is_none()
                 && let Some(wanted) = self.wanted.take()
             {
-                return Poll::Ready(AgentExit::Call(wanted));
+                return Poll::Ready(AgentLoopExit::Call(wanted));
             }
             if self.poll_call(cx, call).is_ready() {
-                return Poll::Ready(AgentExit::Returned);
+                return Poll::Ready(AgentLoopExit::Returned);
             }
             if self.poll_work(cx).is_pending() && all_served {
                 return self.wait();
@@ -172,31 +174,31 @@ impl AgentTask {
         &mut self,
         cx: &mut Context<'_>,
         commands: &mut mpsc::Receiver<Box<AgentCommand>>,
-    ) -> ServedCommands {
+    ) -> CommandServingOutcome {
         for _ in 0..COMMANDS_IN_A_ROW {
             let command = match commands.poll_recv(cx) {
                 Poll::Ready(Some(command)) => *command,
                 Poll::Ready(None) => {
-                    return ServedCommands::End(AgentExit::End(EndReason::HandlesDropped, None));
+                    return CommandServingOutcome::End(AgentLoopExit::End(EndReason::HandlesDropped, None));
                 }
-                Poll::Pending => return ServedCommands::All,
+                Poll::Pending => return CommandServingOutcome::All,
             };
             match command {
                 AgentCommand::Stop(stop) => {
-                    return ServedCommands::End(AgentExit::End(EndReason::Stopped, Some(stop)));
+                    return CommandServingOutcome::End(AgentLoopExit::End(EndReason::Stopped, Some(stop)));
                 }
                 AgentCommand::Retire(at, reply) => {
                     self.complete_records();
                     let settled = self.is_at(at) && (self.is_settled() || self.park());
                     let _ = reply.send(settled);
                     if settled {
-                        return ServedCommands::End(AgentExit::End(EndReason::Idle, None));
+                        return CommandServingOutcome::End(AgentLoopExit::End(EndReason::Idle, None));
                     }
                 }
                 command => self.serve(command),
             }
         }
-        ServedCommands::Some
+        CommandServingOutcome::Some
     }
 
     /// Sends the events that wait for the commit channel. Ready when no event is left, or with an error if the receiver
@@ -409,28 +411,33 @@ impl AgentTask {
     }
 
     /// Processes a message of a running tool.
-    fn take_report(&mut self, report: ToolReport) {
+    fn take_report(&mut self, report: ToolToAgentMessage) {
         let (slot, question, answer) = match report {
-            ToolReport::Progress(tool_use_id, data) => {
+            ToolToAgentMessage::Progress(tool_use_id, data) => {
                 return self.emit(Event::ToolProgress { tool_use_id, data });
             }
-            ToolReport::Delegated => return self.take_delegated(),
-            ToolReport::Question { slot, question, answer } => (slot, question, answer),
+            ToolToAgentMessage::Delegated => return self.take_delegated(),
+            ToolToAgentMessage::Question { slot, question, answer } => (slot, question, answer),
         };
         let Some(op) = self.work().tasks.as_ref().map(|tasks| tasks.op) else { return };
         if answer.is_closed() {
             return;
         }
         match (self.step(|core, cx| core.tool_asked(op, slot, question, cx)), &mut self.work().tasks) {
-            (Ok(id), Some(tasks)) => tasks.questions.push(OpenQuestion { id, slot, answer }),
+            (Ok(id), Some(tasks)) => tasks.questions.push(OpenToolQuestion { id, slot, answer }),
             (Err(reason), _) => drop(answer.send(Answer::Declined(reason))),
             (Ok(_), None) => {}
         }
     }
 
     /// Processes the result of a callback.
-    fn returned(&mut self, op: OpNumber, callback: &'static str, returned: Result<CallbackReturn, String>) {
-        let adopted = returned.and_then(|CallbackReturn { outcome, before, after }| {
+    fn returned(
+        &mut self,
+        op: OpNumber,
+        callback: &'static str,
+        returned: Result<CallbackReturnWithConfig, String>,
+    ) {
+        let adopted = returned.and_then(|CallbackReturnWithConfig { outcome, before, after }| {
             // The model for which the request was prepared, even if the callback has changed the model.
             let turn = self.core.phase().turn();
             let model = turn.map_or(&before.model, |turn| turn.model_in(&before)).clone();
@@ -445,24 +452,24 @@ impl AgentTask {
             }
         };
         match outcome {
-            CallbackOutcome::Prepared(request) => self.prepared(op, request, &model),
-            CallbackOutcome::Recovery(decision, recovery) => {
+            CallbackReturnValue::Prepared(request) => self.prepared(op, request, &model),
+            CallbackReturnValue::Recovery(decision, recovery) => {
                 let replay = replay_of(&model);
                 self.step(|core, cx| core.recovered(op, decision, &recovery, replay, cx));
             }
-            CallbackOutcome::ToolUse(decision) => {
+            CallbackReturnValue::ToolUse(decision) => {
                 self.step(|core, cx| core.tool_decided(op, decision, cx));
             }
-            CallbackOutcome::ToolResult(result) => {
+            CallbackReturnValue::ToolResult(result) => {
                 self.step(|core, cx| core.result_reviewed(op, result, cx));
             }
-            CallbackOutcome::Turn(decision) => {
+            CallbackReturnValue::Turn(decision) => {
                 self.step(|core, cx| core.turn_decided(op, decision, cx));
             }
-            CallbackOutcome::Error(decision) => {
+            CallbackReturnValue::Error(decision) => {
                 self.step(|core, cx| core.error_decided(op, decision, cx));
             }
-            CallbackOutcome::Event(prompt) => {
+            CallbackReturnValue::Event(prompt) => {
                 self.step(|core, cx| core.event_handled(op, prompt.map(|prompt| *prompt), cx));
             }
         }

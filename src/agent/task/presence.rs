@@ -2,27 +2,27 @@
 
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use crate::{actor::TaskWakeSignal, agent::phase::ToolDispatch, message::ToolUse};
+use crate::{actor::TaskWakeSignal, agent::phase::DispatchedToolCall, message::ToolUse};
 
 use crate::sync::lock;
 
 /// The calls of an agent that have not ended, including aborted calls.
 #[derive(Debug, Default)]
-pub(super) struct ActiveToolCalls {
-    calls: Mutex<Vec<Arc<ToolDispatch>>>,
+pub(super) struct UnfinishedToolCalls {
+    calls: Mutex<Vec<Arc<DispatchedToolCall>>>,
     ended: TaskWakeSignal,
 }
 
 /// A guard that keeps a call in the list until the guard is dropped, which is the last action of the call's task.
-pub(super) struct ActiveToolCallGuard {
-    call: Arc<ToolDispatch>,
-    all: Arc<ActiveToolCalls>,
+pub(super) struct UnfinishedToolCallGuard {
+    call: Arc<DispatchedToolCall>,
+    all: Arc<UnfinishedToolCalls>,
 }
 
-impl ActiveToolCalls {
-    pub(super) fn enter(self: &Arc<Self>, call: &Arc<ToolDispatch>) -> ActiveToolCallGuard {
+impl UnfinishedToolCalls {
+    pub(super) fn enter(self: &Arc<Self>, call: &Arc<DispatchedToolCall>) -> UnfinishedToolCallGuard {
         self.calls().push(Arc::clone(call));
-        ActiveToolCallGuard { call: Arc::clone(call), all: Arc::clone(self) }
+        UnfinishedToolCallGuard { call: Arc::clone(call), all: Arc::clone(self) }
     }
 
     pub(super) fn is_empty(&self) -> bool {
@@ -41,12 +41,12 @@ impl ActiveToolCalls {
         }
     }
 
-    fn calls(&self) -> MutexGuard<'_, Vec<Arc<ToolDispatch>>> {
+    fn calls(&self) -> MutexGuard<'_, Vec<Arc<DispatchedToolCall>>> {
         lock(&self.calls)
     }
 }
 
-impl Drop for ActiveToolCallGuard {
+impl Drop for UnfinishedToolCallGuard {
     fn drop(&mut self) {
         self.all.calls().retain(|call| !Arc::ptr_eq(call, &self.call));
         self.all.ended.give();

@@ -23,7 +23,7 @@ use crate::{
 pub(in crate::agent) struct SharedBudgets(pub(in crate::agent) Vec<SharedBudget>);
 
 /// The accounts of the prompt that is in flight.
-pub(in crate::agent) struct RunSpending {
+pub(in crate::agent) struct RunBudgetTracker {
     /// The first turn of the prompt.
     first_turn: TurnId,
     pub(in crate::agent) accounts: RunBudgetAccounts,
@@ -31,7 +31,7 @@ pub(in crate::agent) struct RunSpending {
     pub(in crate::agent) report: Option<Box<BudgetReport>>,
 }
 
-impl RunSpending {
+impl RunBudgetTracker {
     /// Opens the accounts of the turn's prompt, if a budget applies and `own` is not them already. Budgets apply of the
     /// agent, of the prompt, those that agents share, and that of the call whose sub-agent this is. `requests` is the
     /// number of requests that were made for the prompt.
@@ -115,10 +115,12 @@ impl AgentTask {
         let (Some(turn), Some(work)) = (self.core.phase().turn(), &mut self.work) else { return Ok(()) };
         let Some(opening) = &work.opening else { return Ok(()) };
         let extensions = &self.setup.extensions;
-        RunSpending::reserve(&mut work.spending, turn, &self.config, extensions, || quote(&opening.request))
+        RunBudgetTracker::reserve(&mut work.spending, turn, &self.config, extensions, || {
+            quote(&opening.request)
+        })
     }
 
-    pub(super) fn spending(&mut self) -> Option<&mut RunSpending> {
+    pub(super) fn spending(&mut self) -> Option<&mut RunBudgetTracker> {
         self.work.as_mut()?.spending.as_deref_mut()
     }
 

@@ -11,23 +11,23 @@ use tokio_util::{sync::CancellationToken, time::DelayQueue};
 use tracing::Instrument;
 
 use super::{
-    AgentTask, ProviderInstance,
+    AgentTask, ConversationProvider,
     calls::{drop_contained, guard},
-    opening::{NextAttempt, RequestOpening},
-    spending::RunSpending,
+    opening::{RequestOpening, RequestRetryWait},
+    spending::RunBudgetTracker,
 };
 use crate::{
     agent::{
         Event, PendingUse, RequestPermit,
         command::{AgentCommandResult, AgentReplyTx},
         core::{AgentEffect, SubAgentDecision},
-        delegation::{DelegatedUsage, Delegations, ParentCall},
-        phase::{OpNumber, ToolDispatch},
+        delegation::{DelegatedCalls, DelegatedUsage, ParentCall},
+        phase::{DispatchedToolCall, OpNumber},
     },
     message::{ToolResult, ToolUseId},
-    provider::{DeltaStream, QuestionReceiver},
+    provider::{DeltaStream, ProviderQuestionReceiver},
     telemetry::{CallerSpan, RunTrace},
-    tool::{AgentLink, Answer, Decision, ToolContext, ToolReport, ToolSet},
+    tool::{Answer, Decision, ToolCallAgentLink, ToolContext, ToolSet, ToolToAgentMessage},
 };
 
 /// The work in progress. Dropping a part of it ends that part.
@@ -43,13 +43,13 @@ pub(super) struct AgentWork {
     pub(super) stream: Option<(OpNumber, DeltaStream)>,
     /// The next attempt of the request in flight, if the agent needs a permit for it. Until then, the stream is not
     /// polled.
-    pub(super) attempt: Option<NextAttempt>,
-    pub(super) questions: Option<QuestionReceiver>,
+    pub(super) attempt: Option<RequestRetryWait>,
+    pub(super) questions: Option<ProviderQuestionReceiver>,
     /// The sender for the answer to the question that the provider is waiting on.
     pub(super) question: Option<oneshot::Sender<Decision>>,
     pub(super) tasks: Option<RunningTools>,
     /// What the tools of the run report about their sub-agents.
-    pub(super) delegations: Option<Arc<Delegations>>,
+    pub(super) delegations: Option<Arc<DelegatedCalls>>,
     pub(super) delay: Option<(OpNumber, Pin<Box<Sleep>>)>,
     pub(super) watch: Option<TurnClock>,
     /// The effect that is held back until a record with this number is stored.
@@ -57,7 +57,7 @@ pub(super) struct AgentWork {
     /// The tool uses whose pauses have time limits.
     pub(super) expiries: Option<Box<DelayQueue<ToolUseId>>>,
     /// The accounts of the run, if a budget applies.
-    pub(super) spending: Option<Box<RunSpending>>,
+    pub(super) spending: Option<Box<RunBudgetTracker>>,
     /// The trace of the run, if telemetry is on.
     pub(super) trace: Option<Box<RunTrace>>,
     /// The caller of the command that is being served.
@@ -71,32 +71,32 @@ pub(super) struct RunningTools {
     pub(super) op: OpNumber,
     pub(super) set: JoinSet<(usize, ToolResult)>,
     pub(super) calls: Vec<RunningTool>,
-    pub(super) reports: mpsc::Receiver<ToolReport>,
+    pub(super) reports: mpsc::Receiver<ToolToAgentMessage>,
     /// The sender of reports, for tools that start later.
-    sender: mpsc::Sender<ToolReport>,
+    sender: mpsc::Sender<ToolToAgentMessage>,
     /// The questions from running tools that have no answer yet.
-    pub(super) questions: Vec<OpenQuestion>,
-    delegations: Arc<Delegations>,
+    pub(super) questions: Vec<OpenToolQuestion>,
+    delegations: Arc<DelegatedCalls>,
     cancellation: CancellationToken,
 }
 
 /// A tool call that runs or has ended.
 pub(super) struct RunningTool {
     pub(super) task: AbortHandle,
-    pub(super) call: Arc<ToolDispatch>,
+    pub(super) call: Arc<DispatchedToolCall>,
     /// Whether a decision has given the result, so that the task was aborted.
     is_ended: bool,
 }
 
 /// A question that waits for its answer.
-pub(super) struct OpenQuestion {
+pub(super) struct OpenToolQuestion {
     pub(super) id: ToolUseId,
     pub(super) slot: usize,
     pub(super) answer: oneshot::Sender<Answer>,
 }
 
 impl RunningTools {
-    fn new(op: OpNumber, delegations: Arc<Delegations>) -> Self {
+    fn new(op: OpNumber, delegations: Arc<DelegatedCalls>) -> Self {
         let (sender, reports) = mpsc::channel(16);
         let (set, calls, questions) = (JoinSet::new(), Vec::new(), Vec::new());
         let cancellation = CancellationToken::new();
@@ -290,13 +290,13 @@ impl AgentTask {
         }
     }
 
-    pub(super) fn delegations(&self) -> Option<&Arc<Delegations>> {
+    pub(super) fn delegations(&self) -> Option<&Arc<DelegatedCalls>> {
         self.work.as_ref()?.delegations.as_ref()
     }
 
     /// Passes committed messages to the provider's instance.
     pub(super) fn report_committed(&self, event: &Event) {
-        let (Some(response), Some(ProviderInstance { own: Some(own), .. })) =
+        let (Some(response), Some(ConversationProvider { own: Some(own), .. })) =
             (event.committed(), &self.instance)
         else {
             return;
@@ -307,7 +307,7 @@ impl AgentTask {
 
     /// Drops the provider's instance. A separate task closes the instance, so the agent does not wait.
     pub(super) fn close_instance(&mut self) {
-        let Some(ProviderInstance { of, own }) = self.instance.take() else {
+        let Some(ConversationProvider { of, own }) = self.instance.take() else {
             return;
         };
         drop_contained(of);
@@ -326,17 +326,17 @@ impl AgentTask {
         }
     }
 
-    pub(super) fn run_tools(&mut self, op: OpNumber, calls: Vec<ToolDispatch>) {
+    pub(super) fn run_tools(&mut self, op: OpNumber, calls: Vec<DispatchedToolCall>) {
         let setup = Arc::clone(&self.setup);
         let epoch = setup.hold.as_ref().and_then(|hold| hold.epoch());
         let work = self.work.get_or_insert_default();
         let span = work.span().cloned();
-        let owner = || Arc::new(Delegations::of(setup.hold.clone(), setup.extensions.get()));
+        let owner = || Arc::new(DelegatedCalls::of(setup.hold.clone(), setup.extensions.get()));
         let delegations = Arc::clone(work.delegations.get_or_insert_with(owner));
         // After a restart, no request of this process has opened the accounts.
         let account = self.core.phase().turn().and_then(|turn| {
             let own =
-                RunSpending::open(&mut work.spending, turn, turn.step, &self.config, &setup.extensions)?;
+                RunBudgetTracker::open(&mut work.spending, turn, turn.step, &self.config, &setup.extensions)?;
             Some(Arc::clone(own.accounts.own()))
         });
         let recorded = self.core.phase().turn().map_or_else(Vec::new, |turn| turn.calls.clone());
@@ -345,7 +345,8 @@ impl AgentTask {
         let running = work.tasks.take().filter(|tasks| tasks.op == op);
         let mut tasks = running.unwrap_or_else(|| RunningTools::new(op, Arc::clone(&delegations)));
         for call in calls.into_iter().map(Arc::new) {
-            let link = AgentLink::new((op, call.slot), tasks.sender.clone(), Arc::clone(&delegations) as _);
+            let link =
+                ToolCallAgentLink::new((op, call.slot), tasks.sender.clone(), Arc::clone(&delegations) as _);
             let context = ToolContext::detached(call.tool_use.id.clone())
                 .with_idempotency_key(Arc::clone(&call.idempotency_key))
                 .with_cancellation(tasks.cancellation.clone())

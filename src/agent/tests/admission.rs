@@ -13,8 +13,8 @@ use std::{
 
 use crate::{
     agent::{
-        Admission, Agent, AgentBuilder, ErrorDecision, Event, Failure, Prompt, RequestPermit, Status,
-        ToolDecision,
+        Agent, AgentBuilder, ErrorDecision, Event, Failure, Prompt, RequestConcurrencyLimiter, RequestPermit,
+        Status, ToolDecision,
     },
     message::ToolUse,
     provider::{ProviderError, ProviderErrorKind},
@@ -72,7 +72,7 @@ impl Turnstile {
     }
 }
 
-impl Admission for Turnstile {
+impl RequestConcurrencyLimiter for Turnstile {
     fn admit(&self) -> Admitting {
         self.asked.fetch_add(1, Ordering::SeqCst);
         self.waiting.fetch_add(1, Ordering::SeqCst);
@@ -88,7 +88,7 @@ impl Admission for Turnstile {
 /// An admission that calls a closure.
 struct Admit<F>(F);
 
-impl<F> Admission for Admit<F>
+impl<F> RequestConcurrencyLimiter for Admit<F>
 where
     F: Fn() -> Admitting + Send + Sync + 'static,
 {

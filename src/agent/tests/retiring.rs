@@ -1,7 +1,7 @@
 //! The owner of an agent's history ends the agent when it is idle.
 
 use crate::{
-    agent::{AgentBuilder, HistoryOwner},
+    agent::{AgentBuilder, HistoryOwnerHandle},
     run::ErrorKind,
     testing::{Gate, Step},
 };
@@ -12,7 +12,7 @@ use super::{
     support::scripted,
 };
 
-async fn retirable(builder: AgentBuilder) -> (Watched, HistoryOwner) {
+async fn retirable(builder: AgentBuilder) -> (Watched, HistoryOwnerHandle) {
     let (agent, owner) = builder.start_owned().await.unwrap();
     (Watched::of(agent).await, owner)
 }

@@ -71,7 +71,7 @@ impl OAuthHttpClient for AuthorizationHttpClient {
 
 /// The kinds of networks to which an address can belong.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Network {
+enum NetworkKind {
     Public,
     Private,
     /// This machine.
@@ -80,7 +80,7 @@ enum Network {
     Special,
 }
 
-impl Network {
+impl NetworkKind {
     fn of(address: IpAddr) -> Self {
         match address {
             IpAddr::V4(address) => Self::of_v4(address),
@@ -117,7 +117,7 @@ impl Network {
 #[derive(Clone, Debug)]
 struct AllowedAddressResolver {
     /// The networks of the MCP server.
-    own: Vec<Network>,
+    own: Vec<NetworkKind>,
     /// The names of proxies. The application's environment names them, so their addresses are not checked.
     proxies: Vec<String>,
 }
@@ -129,7 +129,7 @@ impl AllowedAddressResolver {
             (None, Some(host)) => lookup(host.to_owned()).await.unwrap_or_default(),
             (None, None) => Vec::new(),
         };
-        let own = addresses.into_iter().map(Network::of).collect();
+        let own = addresses.into_iter().map(NetworkKind::of).collect();
         let variables = ["HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"];
         let values = variables.into_iter().flat_map(|name| [env::var(name), env::var(name.to_lowercase())]);
         let urls = values.flatten().filter_map(|value| {
@@ -140,10 +140,10 @@ impl AllowedAddressResolver {
     }
 
     fn check(&self, address: IpAddr) -> Result<(), BoxError> {
-        let network = Network::of(address);
+        let network = NetworkKind::of(address);
         match network {
-            Network::Public => Ok(()),
-            Network::Private | Network::Loopback if self.own.contains(&network) => Ok(()),
+            NetworkKind::Public => Ok(()),
+            NetworkKind::Private | NetworkKind::Loopback if self.own.contains(&network) => Ok(()),
             _ => {
                 Err(format!("the address {address} is not public, and the MCP server is not in its network")
                     .into())
@@ -221,16 +221,17 @@ mod tests {
 
     #[test]
     fn check_refuses_addresses_outside_the_servers_networks() {
-        let reach = |own: &[Network]| AllowedAddressResolver { own: own.to_vec(), proxies: Vec::new() };
+        let reach = |own: &[NetworkKind]| AllowedAddressResolver { own: own.to_vec(), proxies: Vec::new() };
         let allows =
             |reach: &AllowedAddressResolver, address: &str| reach.check(address.parse().unwrap()).is_ok();
         for address in
             ["10.0.0.9", "192.168.1.1", "100.64.0.1", "fd00::1", "::ffff:10.0.0.9", "64:ff9b::a00:9"]
         {
-            assert!(!allows(&reach(&[Network::Public, Network::Loopback]), address), "{address}");
-            assert!(allows(&reach(&[Network::Private]), address), "{address}");
+            assert!(!allows(&reach(&[NetworkKind::Public, NetworkKind::Loopback]), address), "{address}");
+            assert!(allows(&reach(&[NetworkKind::Private]), address), "{address}");
         }
-        let everywhere = reach(&[Network::Public, Network::Private, Network::Loopback, Network::Special]);
+        let everywhere =
+            reach(&[NetworkKind::Public, NetworkKind::Private, NetworkKind::Loopback, NetworkKind::Special]);
         for address in
             ["169.254.169.254", "fe80::1", "0.0.0.0", "::", "224.0.0.1", "255.255.255.255", "2001::1"]
         {

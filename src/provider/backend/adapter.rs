@@ -22,8 +22,8 @@ use super::{
     Backend, BackendError, BackendSession, Breach, Capabilities, SessionOptions, SessionPosition, TurnPrompt,
     exchange::{self, BackendTurn},
     sessions::{
-        BackendConversation, BackendPosition, BackendPositionRoute, BackendSessions, LiveBackendSession,
-        PromptCounts, elsewhere,
+        BackendConversationView, BackendPosition, BackendPositionRoute, ConversationBackendSessions,
+        LiveBackendSession, PromptCounts, elsewhere,
     },
 };
 use crate::{
@@ -40,7 +40,7 @@ use crate::{
 /// outside an agent gets a new session, which ends with the request's response.
 #[derive(Clone, Debug)]
 pub struct BackendProvider {
-    backend: NamedBackend,
+    backend: BackendDebugWrapper,
     limits: BackendLimits,
     lost: LostSession,
 }
@@ -103,7 +103,7 @@ impl BackendProvider {
     /// Creates a provider that uses this shared backend.
     pub fn from_arc(backend: Arc<dyn Backend>) -> Self {
         Self {
-            backend: NamedBackend(backend),
+            backend: BackendDebugWrapper(backend),
             limits: BackendLimits::default(),
             lost: LostSession::default(),
         }
@@ -118,8 +118,8 @@ impl BackendProvider {
         pub fn with_lost_session(self, reaction: LostSession) { self.lost = reaction }
     }
 
-    fn instance(&self) -> BackendInstance {
-        BackendInstance(Arc::new(BackendOwner {
+    fn instance(&self) -> BackendProviderInstance {
+        BackendProviderInstance(Arc::new(BackendSessionsOwner {
             backend: self.backend.clone(),
             limits: self.limits,
             lost: self.lost,
@@ -150,29 +150,29 @@ impl Provider for BackendProvider {
 }
 
 #[derive(Clone)]
-struct NamedBackend(Arc<dyn Backend>);
+struct BackendDebugWrapper(Arc<dyn Backend>);
 
-impl fmt::Debug for NamedBackend {
+impl fmt::Debug for BackendDebugWrapper {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.0.name())
     }
 }
 
 /// The instance of the provider for one conversation.
-struct BackendInstance(Arc<BackendOwner>);
+struct BackendProviderInstance(Arc<BackendSessionsOwner>);
 
 /// Owns a conversation's sessions, and terminates them when it is dropped.
-pub(super) struct BackendOwner {
-    backend: NamedBackend,
+pub(super) struct BackendSessionsOwner {
+    backend: BackendDebugWrapper,
     pub(super) limits: BackendLimits,
     lost: LostSession,
-    sessions: Mutex<BackendSessions>,
+    sessions: Mutex<ConversationBackendSessions>,
     /// A semaphore with one permit. The turn in flight holds the permit until the turn is over at the backend too.
     turn: Arc<Semaphore>,
 }
 
-impl BackendOwner {
-    fn sessions(&self) -> MutexGuard<'_, BackendSessions> {
+impl BackendSessionsOwner {
+    fn sessions(&self) -> MutexGuard<'_, ConversationBackendSessions> {
         // A panic can't leave the sessions in an inconsistent state, so a poisoned lock is usable.
         lock(&self.sessions)
     }
@@ -189,11 +189,11 @@ impl BackendOwner {
     /// session and returns the error of the lost session.
     async fn reach_or_start(
         &self,
-        conversation: &BackendConversation,
+        conversation: &BackendConversationView,
         options: &SessionOptions,
-    ) -> Result<FoundBackendSession, BackendError> {
+    ) -> Result<BackendSessionOrReplacement, BackendError> {
         let loss = match self.reach(conversation, options.clone()).await {
-            Ok(lacks) => return Ok(FoundBackendSession::Session(lacks)),
+            Ok(lacks) => return Ok(BackendSessionOrReplacement::Session(lacks)),
             Err(error) if error.is_lost_session() && self.lost != LostSession::Fail => error,
             Err(error) => return Err(error),
         };
@@ -211,14 +211,14 @@ impl BackendOwner {
         let (left, taken) = self.sessions().activate(live);
         self.retire(left);
         taken?;
-        Ok(FoundBackendSession::New(loss))
+        Ok(BackendSessionOrReplacement::New(loss))
     }
 
     /// Activates a session that is at the conversation's position. Returns a warning if the session lacks a part of the
     /// conversation.
     async fn reach(
         &self,
-        conversation: &BackendConversation,
+        conversation: &BackendConversationView,
         options: SessionOptions,
     ) -> Result<Option<String>, BackendError> {
         let can = ask("capabilities", || self.can())?;
@@ -313,14 +313,14 @@ impl BackendOwner {
     ) -> Result<DeltaStream, ProviderError> {
         let before = BackendError::before_prompt;
         let name = ask("name", || self.name().to_owned()).map_err(before)?;
-        let conversation = BackendConversation::read(&name, &request.history).map_err(before)?;
+        let conversation = BackendConversationView::read(&name, &request.history).map_err(before)?;
         let settings = request.options.backend().cloned().unwrap_or_default();
         let options = SessionOptions { model: request.model, system: request.system, settings };
         let reached = self.reach_or_start(&conversation, &options).await.map_err(before)?;
         let (session, started_with) = self.sessions().begin().map_err(before)?;
         let (mut warnings, messages) = match reached {
-            FoundBackendSession::Session(lacks) => (Vec::from_iter(lacks), conversation.new),
-            FoundBackendSession::New(loss) => {
+            BackendSessionOrReplacement::Session(lacks) => (Vec::from_iter(lacks), conversation.new),
+            BackendSessionOrReplacement::New(loss) => {
                 let with_transcript = self.lost == LostSession::StartWithTranscript;
                 let knows = if with_transcript { "a transcript" } else { "nothing" };
                 let warning =
@@ -359,7 +359,7 @@ impl BackendOwner {
 }
 
 /// The session that was found for a conversation.
-enum FoundBackendSession {
+enum BackendSessionOrReplacement {
     /// A session that knows the conversation. If it lacks a part of the conversation, the text is a warning about this
     /// part.
     Session(Option<String>),
@@ -402,7 +402,7 @@ fn note_more(prompts: u64) {
     }
 }
 
-impl Drop for BackendOwner {
+impl Drop for BackendSessionsOwner {
     fn drop(&mut self) {
         let sessions = self.sessions.get_mut().unwrap_or_else(PoisonError::into_inner);
         for live in sessions.take_all() {
@@ -412,7 +412,7 @@ impl Drop for BackendOwner {
 }
 
 #[async_trait]
-impl Provider for BackendInstance {
+impl Provider for BackendProviderInstance {
     fn name(&self) -> &str {
         self.0.name()
     }

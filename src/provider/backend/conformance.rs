@@ -94,7 +94,7 @@ use super::{
     TurnPrompt, TurnResult, recorder::BackendEventConverter,
 };
 use crate::{
-    conformance::{CheckOutcome, ConformanceReport, checks, run},
+    conformance::{ConformanceReport, PassedOrSkipped, checks, run},
     message::Message,
 };
 
@@ -161,15 +161,15 @@ pub trait BackendUnderTest: Send + Sync + 'static {
 }
 
 /// The prompts with which a check finds out what a session knows.
-struct Memory {
+struct MemoryCheckPrompts {
     tell: TurnPrompt,
     ask: TurnPrompt,
     word: &'static str,
 }
 
-fn memory(subject: &dyn BackendUnderTest) -> Option<Memory> {
+fn memory(subject: &dyn BackendUnderTest) -> Option<MemoryCheckPrompts> {
     let word = "heron";
-    Some(Memory { tell: subject.remember_prompt(word)?, ask: subject.recall_prompt()?, word })
+    Some(MemoryCheckPrompts { tell: subject.remember_prompt(word)?, ask: subject.recall_prompt()?, word })
 }
 
 checks! {
@@ -221,7 +221,7 @@ async fn prompted(
 }
 
 /// A turn that has ended.
-struct Ended {
+struct EndedBackendTurn {
     text: String,
     tools: usize,
     result: Result<TurnResult, BackendError>,
@@ -232,7 +232,7 @@ async fn read(
     subject: &dyn BackendUnderTest,
     mut events: EventStream,
     mut ask: impl FnMut(PermissionRequest),
-) -> Ended {
+) -> EndedBackendTurn {
     let mut recorder = BackendEventConverter::new("conformance");
     let (mut text, mut tools) = (String::new(), 0);
     let result = loop {
@@ -266,7 +266,7 @@ async fn read(
     };
     let more = soon(subject, "the end of the stream", events.next()).await;
     assert!(more.is_none(), "{more:?} follows the terminal event");
-    Ended { text, tools, result }
+    EndedBackendTurn { text, tools, result }
 }
 
 /// Runs a turn that must end with a result, and returns its text.

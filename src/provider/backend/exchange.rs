@@ -17,7 +17,7 @@ use tracing::Instrument;
 use super::{
     BackendError, BackendEvent, BackendSession, Breach, EventStream, PermissionAnswer, PermissionRequest,
     TurnResult,
-    adapter::{BackendOwner, ask, call},
+    adapter::{BackendSessionsOwner, ask, call},
     recorder::BackendEventConverter,
     sessions::BackendPosition,
 };
@@ -35,7 +35,7 @@ const MAX_SILENT: u64 = 32;
 
 /// A turn in flight. If this is dropped before the turn is over, the turn is cancelled at the backend.
 pub(super) struct BackendTurn {
-    owner: Arc<BackendOwner>,
+    owner: Arc<BackendSessionsOwner>,
     session: Arc<dyn BackendSession>,
     permit: Option<OwnedSemaphorePermit>,
     runtime: Handle,
@@ -44,7 +44,7 @@ pub(super) struct BackendTurn {
 
 impl BackendTurn {
     pub(super) fn new(
-        owner: Arc<BackendOwner>,
+        owner: Arc<BackendSessionsOwner>,
         session: Arc<dyn BackendSession>,
         permit: OwnedSemaphorePermit,
     ) -> Self {

@@ -60,14 +60,14 @@ impl BackendPosition {
 
 /// A conversation as one backend sees it.
 #[derive(Debug, PartialEq)]
-pub(super) struct BackendConversation {
+pub(super) struct BackendConversationView {
     /// The position at the backend's last response.
     pub(super) position: Option<BackendPosition>,
     /// The messages after the backend's last response.
     pub(super) new: Vec<Arc<Message>>,
 }
 
-impl BackendConversation {
+impl BackendConversationView {
     /// Reads the conversation for the backend with this name.
     pub(super) fn read(name: &str, history: &History) -> Result<Self, BackendError> {
         let mut new = Vec::new();
@@ -140,7 +140,7 @@ pub(super) fn elsewhere() -> BackendError {
 
 /// The sessions of a conversation.
 #[derive(Default)]
-pub(super) struct BackendSessions {
+pub(super) struct ConversationBackendSessions {
     /// The session in use.
     live: Option<LiveBackendSession>,
     /// The previous session. It is kept until the conversation has a response of the session in use. If the
@@ -148,7 +148,7 @@ pub(super) struct BackendSessions {
     /// session.
     parked: Option<LiveBackendSession>,
     /// The terminated sessions that have a response in the conversation, by key.
-    retired: HashMap<String, RetiredBackendSession>,
+    retired: HashMap<String, TerminatedBackendSession>,
     closed: bool,
 }
 
@@ -164,7 +164,7 @@ pub(super) struct LiveBackendSession {
     pub(super) runtime: Handle,
 }
 
-struct RetiredBackendSession {
+struct TerminatedBackendSession {
     heard: PromptCounts,
     /// A channel that closes when the session has ended.
     ended: watch::Receiver<()>,
@@ -180,11 +180,11 @@ fn closed() -> BackendError {
     BackendError::Ended("the conversation was closed".to_owned())
 }
 
-impl BackendSessions {
+impl ConversationBackendSessions {
     /// Returns how to reach the conversation's position.
     pub(super) fn route(
         &self,
-        conversation: &BackendConversation,
+        conversation: &BackendConversationView,
         can: Capabilities,
     ) -> Result<BackendPositionRoute, BackendError> {
         let foreign = conversation.new.iter().filter(|message| message.role == Role::Assistant).count();
@@ -305,7 +305,7 @@ impl BackendSessions {
 
     /// Records a session that has a response in the conversation and is being terminated.
     pub(super) fn retired(&mut self, key: String, heard: PromptCounts, ended: watch::Receiver<()>) {
-        self.retired.insert(key, RetiredBackendSession { heard, ended });
+        self.retired.insert(key, TerminatedBackendSession { heard, ended });
     }
 
     /// Returns a channel that closes when the terminated session with this key has ended.

@@ -78,7 +78,7 @@ pub(super) fn read(json: &str) -> Result<(Catalogue, Vec<CatalogueError>), Catal
 
 /// Reads one entry. If it is invalid, returns the reason.
 fn model(provider: &str, id: &str, entry: &Value) -> Result<ModelInfo, String> {
-    let entry = ModelsDevReader { object: entry.as_object().ok_or("it is no object")?, path: "" };
+    let entry = ModelsDevObjectReader { object: entry.as_object().ok_or("it is no object")?, path: "" };
     let (limits, modalities) = (entry.inner("limit")?, entry.inner("modalities")?);
     let modalities = |direction| modalities.map_or(Ok(None), |modalities| modalities.modalities(direction));
     let limit = |of| limits.map_or(Ok(None), |limits| limits.count(of));
@@ -93,7 +93,7 @@ fn model(provider: &str, id: &str, entry: &Value) -> Result<ModelInfo, String> {
         thinking: entry.get("reasoning")?,
         tools: entry.ability("tool_call")?,
         structured_output: entry.get("structured_output")?,
-        price: entry.inner("cost")?.map_or(Ok(None), ModelsDevReader::price)?,
+        price: entry.inner("cost")?.map_or(Ok(None), ModelsDevObjectReader::price)?,
         knowledge_cutoff: entry.get("knowledge")?,
         release_date: entry.get("release_date")?,
         traits: entry
@@ -123,12 +123,12 @@ fn model(provider: &str, id: &str, entry: &Value) -> Result<ModelInfo, String> {
 /// Reads members of an object by name. If a member is missing or null, its value is unknown. If a member has another
 /// type than expected, the error names the member.
 #[derive(Clone, Copy)]
-struct ModelsDevReader<'a> {
+struct ModelsDevObjectReader<'a> {
     object: &'a ModelsDevObject,
     path: &'static str,
 }
 
-impl<'a> ModelsDevReader<'a> {
+impl<'a> ModelsDevObjectReader<'a> {
     fn value(self, key: &str) -> Option<&'a Value> {
         self.object.get(key).filter(|value| !value.is_null())
     }
@@ -201,9 +201,9 @@ impl<'a> ModelsDevReader<'a> {
         let tiers = self.value("tiers").map(|tiers| tiers.as_array().ok_or("expected an array")).transpose();
         for tier in tiers.map_err(|why| self.bad("tiers", why))?.into_iter().flatten() {
             let object = tier.as_object().ok_or_else(|| self.bad("tiers", "expected objects"))?;
-            let tier = ModelsDevReader { object, path: "cost.tiers" };
+            let tier = ModelsDevObjectReader { object, path: "cost.tiers" };
             let Some(bound) =
-                tier.inner("tier")?.map(|bound| ModelsDevReader { path: "cost.tiers.tier", ..bound })
+                tier.inner("tier")?.map(|bound| ModelsDevObjectReader { path: "cost.tiers.tier", ..bound })
             else {
                 continue;
             };
@@ -218,7 +218,7 @@ impl<'a> ModelsDevReader<'a> {
         // Files still contain the older form of a tier. It is used only if there are no tiers in the new form.
         if price.tiers.is_empty()
             && let Some(long) = self.inner("context_over_200k")?
-            && let Some(rates) = (ModelsDevReader { path: "cost.context_over_200k", ..long }).rates()?
+            && let Some(rates) = (ModelsDevObjectReader { path: "cost.context_over_200k", ..long }).rates()?
         {
             price.tiers.insert(200_000, rates);
         }

@@ -3,7 +3,7 @@ use std::future::poll_fn;
 use futures_util::FutureExt;
 use serde_json::json;
 
-use super::{QuestionReceiver, RequestContext};
+use super::{ProviderQuestionReceiver, RequestContext};
 use crate::{message::ToolUse, tool::Decision};
 
 fn tool_use() -> ToolUse {
@@ -11,7 +11,7 @@ fn tool_use() -> ToolUse {
 }
 
 /// Takes the next question from the queue.
-async fn next(questions: &QuestionReceiver) -> super::ProviderQuestion {
+async fn next(questions: &ProviderQuestionReceiver) -> super::ProviderQuestion {
     poll_fn(|cx| questions.poll_next(cx)).await
 }
 

@@ -17,7 +17,7 @@ use serde_json::{Map, Value, value::RawValue};
 use super::{
     Frame,
     error::{self, is_error},
-    lenient::LenientCount,
+    lenient::LenientInteger,
     names::hash,
 };
 use crate::{
@@ -254,7 +254,7 @@ impl ResponseAlternatives {
     pub(super) fn pick<T>(
         &mut self,
         mut parts: Vec<Option<T>>,
-        index: impl Fn(&T) -> LenientCount,
+        index: impl Fn(&T) -> LenientInteger,
         deltas: &mut Vec<Delta>,
     ) -> Flatten<vec::IntoIter<Option<T>>> {
         // One event may contain several alternatives in any order, so the smallest index is chosen.
@@ -279,7 +279,7 @@ impl ResponseAlternatives {
 /// other wire formats, and failure reports. All wire formats treat stray events in the same way. A failure report is an
 /// error. All other stray events are skipped.
 #[derive(Debug, Default)]
-pub(super) struct StrayEvents {
+pub(super) struct UnrelatedStreamEvents {
     /// The first stray event that has members but does not name its kind. A gateway may send such an object instead of
     /// a response.
     first: Option<Box<str>>,
@@ -287,7 +287,7 @@ pub(super) struct StrayEvents {
     count: u8,
 }
 
-impl StrayEvents {
+impl UnrelatedStreamEvents {
     /// Skips an event that is a JSON object without any member of a response.
     ///
     /// # Errors

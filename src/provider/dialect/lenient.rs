@@ -74,9 +74,9 @@ impl From<StrictText<'_>> for String {
 
 /// A count or an index. It is `None` if it is absent or cannot be read.
 #[derive(Clone, Copy, Default)]
-pub(super) struct LenientCount(pub(super) Option<u64>);
+pub(super) struct LenientInteger(pub(super) Option<u64>);
 
-impl LenientCount {
+impl LenientInteger {
     pub(super) fn or_zero(self) -> u64 {
         self.0.unwrap_or(0)
     }
@@ -84,7 +84,7 @@ impl LenientCount {
 
 /// A JSON value of any type, for members whose type may be unexpected. Lists and objects have the type `S`, which is
 /// [`Value`], or [`IgnoredAny`] to skip them.
-pub(super) enum Scalar<'a, S> {
+pub(super) enum AnyJsonValue<'a, S> {
     None,
     Text(Cow<'a, str>),
     Whole(u64),
@@ -94,69 +94,71 @@ pub(super) enum Scalar<'a, S> {
     Structure(S),
 }
 
-struct ScalarVisitor<'a, S>(PhantomData<(&'a str, S)>);
+struct AnyJsonValueVisitor<'a, S>(PhantomData<(&'a str, S)>);
 
-impl<'de: 'a, 'a, S: Deserialize<'de>> Visitor<'de> for ScalarVisitor<'a, S> {
-    type Value = Scalar<'a, S>;
+impl<'de: 'a, 'a, S: Deserialize<'de>> Visitor<'de> for AnyJsonValueVisitor<'a, S> {
+    type Value = AnyJsonValue<'a, S>;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("any JSON")
     }
 
     fn visit_borrowed_str<E>(self, text: &'de str) -> Result<Self::Value, E> {
-        Ok(Scalar::Text(Cow::Borrowed(text)))
+        Ok(AnyJsonValue::Text(Cow::Borrowed(text)))
     }
 
     fn visit_str<E>(self, text: &str) -> Result<Self::Value, E> {
-        Ok(Scalar::Text(Cow::Owned(text.to_owned())))
+        Ok(AnyJsonValue::Text(Cow::Owned(text.to_owned())))
     }
 
     fn visit_string<E>(self, text: String) -> Result<Self::Value, E> {
-        Ok(Scalar::Text(Cow::Owned(text)))
+        Ok(AnyJsonValue::Text(Cow::Owned(text)))
     }
 
     fn visit_u64<E>(self, number: u64) -> Result<Self::Value, E> {
-        Ok(Scalar::Whole(number))
+        Ok(AnyJsonValue::Whole(number))
     }
 
     fn visit_i64<E>(self, number: i64) -> Result<Self::Value, E> {
-        Ok(u64::try_from(number).map_or(Scalar::Negative(number), Scalar::Whole))
+        Ok(u64::try_from(number).map_or(AnyJsonValue::Negative(number), AnyJsonValue::Whole))
     }
 
     fn visit_f64<E>(self, number: f64) -> Result<Self::Value, E> {
-        Ok(Scalar::Real(number))
+        Ok(AnyJsonValue::Real(number))
     }
 
     fn visit_bool<E>(self, _: bool) -> Result<Self::Value, E> {
-        Ok(Scalar::Bool)
+        Ok(AnyJsonValue::Bool)
     }
 
     fn visit_unit<E>(self) -> Result<Self::Value, E> {
-        Ok(Scalar::None)
+        Ok(AnyJsonValue::None)
     }
 
     fn visit_map<M: MapAccess<'de>>(self, map: M) -> Result<Self::Value, M::Error> {
-        S::deserialize(MapAccessDeserializer::new(map)).map(Scalar::Structure)
+        S::deserialize(MapAccessDeserializer::new(map)).map(AnyJsonValue::Structure)
     }
 
     fn visit_seq<A: SeqAccess<'de>>(self, seq: A) -> Result<Self::Value, A::Error> {
-        S::deserialize(SeqAccessDeserializer::new(seq)).map(Scalar::Structure)
+        S::deserialize(SeqAccessDeserializer::new(seq)).map(AnyJsonValue::Structure)
     }
 }
 
-impl<'de: 'a, 'a, S: Deserialize<'de>> Deserialize<'de> for Scalar<'a, S> {
+impl<'de: 'a, 'a, S: Deserialize<'de>> Deserialize<'de> for AnyJsonValue<'a, S> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_any(ScalarVisitor(PhantomData))
+        deserializer.deserialize_any(AnyJsonValueVisitor(PhantomData))
     }
 }
 
 impl<'de: 'a, 'a> Deserialize<'de> for LenientText<'a> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        Ok(Self(match Scalar::<IgnoredAny>::deserialize(deserializer)? {
-            Scalar::Text(text) => Some(text),
-            Scalar::Whole(number) => Some(number.to_string().into()),
-            Scalar::Negative(number) => Some(number.to_string().into()),
-            Scalar::None | Scalar::Real(_) | Scalar::Bool | Scalar::Structure(_) => None,
+        Ok(Self(match AnyJsonValue::<IgnoredAny>::deserialize(deserializer)? {
+            AnyJsonValue::Text(text) => Some(text),
+            AnyJsonValue::Whole(number) => Some(number.to_string().into()),
+            AnyJsonValue::Negative(number) => Some(number.to_string().into()),
+            AnyJsonValue::None | AnyJsonValue::Real(_) | AnyJsonValue::Bool | AnyJsonValue::Structure(_) => {
+                None
+            }
         }))
     }
 }
@@ -203,13 +205,16 @@ impl<'de: 'a, 'a> Deserialize<'de> for StrictText<'a> {
     }
 }
 
-impl<'de> Deserialize<'de> for LenientCount {
+impl<'de> Deserialize<'de> for LenientInteger {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        Ok(Self(match Scalar::<IgnoredAny>::deserialize(deserializer)? {
-            Scalar::Whole(number) => Some(number),
-            Scalar::Text(text) => text.trim().parse().ok(),
-            Scalar::Real(number) => whole(number),
-            Scalar::None | Scalar::Negative(_) | Scalar::Bool | Scalar::Structure(_) => None,
+        Ok(Self(match AnyJsonValue::<IgnoredAny>::deserialize(deserializer)? {
+            AnyJsonValue::Whole(number) => Some(number),
+            AnyJsonValue::Text(text) => text.trim().parse().ok(),
+            AnyJsonValue::Real(number) => whole(number),
+            AnyJsonValue::None
+            | AnyJsonValue::Negative(_)
+            | AnyJsonValue::Bool
+            | AnyJsonValue::Structure(_) => None,
         }))
     }
 }

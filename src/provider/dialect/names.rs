@@ -62,7 +62,7 @@ impl<'a> ToolNames<'a> {
     /// Also converts the names of properties at the top level of tool inputs. The names on the wire consist of letters,
     /// digits, `_`, `-` and `.`, and have at most [`PROPERTY_LIMIT`] characters.
     pub(super) fn with_properties(mut self) -> Self {
-        for tool in self.request.tools.iter() {
+        for tool in &self.request.tools {
             let properties = property_names(tool_schema(tool.schema()));
             if !properties.is_empty() {
                 self.properties.insert(tool.name(), properties);

@@ -118,7 +118,7 @@ pub(super) fn schema_name(output: &OutputSchema) -> String {
 }
 
 /// The form in which a request asks for JSON.
-pub(super) enum OutputFormat {
+pub(super) enum JsonObjectOrSchema {
     /// The request asks for any JSON object.
     Object,
     /// The request asks for a value that fits this schema. The flag states whether the schema is strict.
@@ -144,26 +144,26 @@ pub(super) fn format(
     support: OutputSupport,
     output: &OutputSchema,
     out: &mut Encoded,
-) -> Option<OutputFormat> {
+) -> Option<JsonObjectOrSchema> {
     let schema = output.schema.as_value();
     Some(match support {
         OutputSupport::None => {
             out.warn(UNENFORCED);
             return None;
         }
-        OutputSupport::Object => OutputFormat::Object,
+        OutputSupport::Object => JsonObjectOrSchema::Object,
         OutputSupport::Strict => {
             if let Some((schema, _)) = strict(schema) {
-                OutputFormat::Schema(schema, true)
+                JsonObjectOrSchema::Schema(schema, true)
             } else {
                 out.warn("`output` is sent without `strict`: strict mode cannot express the schema");
                 // The service requires an object at the root even without `strict`, so any other schema is wrapped.
-                OutputFormat::Schema(wrapped(schema).unwrap_or_else(|| schema.clone()), false)
+                JsonObjectOrSchema::Schema(wrapped(schema).unwrap_or_else(|| schema.clone()), false)
             }
         }
         // With `OutputSupport::Tool`, an output tool has usually replaced the schema before this point. The schema is
         // still here only if it cannot be the schema of a tool.
-        OutputSupport::Schema | OutputSupport::Tool => OutputFormat::Schema(schema.clone(), false),
+        OutputSupport::Schema | OutputSupport::Tool => JsonObjectOrSchema::Schema(schema.clone(), false),
     })
 }
 
@@ -272,12 +272,14 @@ impl OutputUnwrapper {
         self.held.push_str(text);
         if self.state == OutputUnwrapperState::Before {
             match beginning(&self.held) {
-                OutputTextStart::Object(length) => {
+                OutputWrapperDetection::Object(length) => {
                     self.state = OutputUnwrapperState::Inside;
                     self.held.drain(..length);
                 }
-                OutputTextStart::Open if self.held.len() <= MAX_HELD => return String::new(),
-                OutputTextStart::Open | OutputTextStart::Other => self.state = OutputUnwrapperState::Outside,
+                OutputWrapperDetection::Open if self.held.len() <= MAX_HELD => return String::new(),
+                OutputWrapperDetection::Open | OutputWrapperDetection::Other => {
+                    self.state = OutputUnwrapperState::Outside;
+                }
             }
         }
         match self.state {
@@ -304,7 +306,7 @@ impl OutputUnwrapper {
 }
 
 /// How a text begins.
-enum OutputTextStart {
+enum OutputWrapperDetection {
     /// The text begins with the object. The value in the object starts at this position.
     Object(usize),
     /// The text is too short to decide.
@@ -313,17 +315,21 @@ enum OutputTextStart {
     Other,
 }
 
-fn beginning(text: &str) -> OutputTextStart {
+fn beginning(text: &str) -> OutputWrapperDetection {
     let mut rest = text.trim_start();
     for token in ["{", WRAPPER_TEXT, ":"] {
         match rest.strip_prefix(token) {
             Some(after) => rest = after.trim_start(),
-            None if token.starts_with(rest) => return OutputTextStart::Open,
-            None => return OutputTextStart::Other,
+            None if token.starts_with(rest) => return OutputWrapperDetection::Open,
+            None => return OutputWrapperDetection::Other,
         }
     }
     // White space before the value may still follow.
-    if rest.is_empty() { OutputTextStart::Open } else { OutputTextStart::Object(text.len() - rest.len()) }
+    if rest.is_empty() {
+        OutputWrapperDetection::Open
+    } else {
+        OutputWrapperDetection::Object(text.len() - rest.len())
+    }
 }
 
 /// How the response to a request is decoded.
@@ -357,7 +363,7 @@ struct OutputRestoringDecoder<D> {
     declared: DeclaredNames,
     reading: OutputDecodingPlan,
     /// How each block is translated.
-    blocks: Vec<OutputBlock>,
+    blocks: Vec<OutputBlockTranslation>,
     /// The inputs whose properties have other names on the wire, by block: the name of the tool and the JSON text so
     /// far. An input is held until it is complete.
     held: BTreeMap<usize, (String, String)>,
@@ -367,7 +373,7 @@ struct OutputRestoringDecoder<D> {
     fresh: Vec<Delta>,
 }
 
-enum OutputBlock {
+enum OutputBlockTranslation {
     /// A block that is passed on unchanged.
     Other,
     /// A text. If there is an unwrapper, the value is extracted from the object that encloses it.
@@ -393,7 +399,9 @@ impl<D: Decoder> OutputRestoringDecoder<D> {
                 Delta::Message(message) => {
                     if message.stop_reason.is_some() {
                         let held: Vec<usize> = self.held.keys().copied().collect();
-                        held.into_iter().for_each(|index| self.release(index, deltas));
+                        for index in held {
+                            self.release(index, deltas);
+                        }
                     }
                     self.message(message, deltas);
                 }
@@ -420,15 +428,18 @@ impl<D: Decoder> OutputRestoringDecoder<D> {
         }
         let (own, block) = match block {
             BlockStart::ToolUse { name, .. } if self.reading.tool.as_ref() == Some(&name) => {
-                let output = OutputBlock::Output { unwrapper: self.unwrapper(), empty: true, ended: false };
+                let output =
+                    OutputBlockTranslation::Output { unwrapper: self.unwrapper(), empty: true, ended: false };
                 (output, BlockStart::Text)
             }
             BlockStart::ToolUse { .. } => {
                 self.uses_tools = true;
-                (OutputBlock::Other, block)
+                (OutputBlockTranslation::Other, block)
             }
-            BlockStart::Text if self.reading.tool.is_none() => (OutputBlock::Text(self.unwrapper()), block),
-            _ => (OutputBlock::Other, block),
+            BlockStart::Text if self.reading.tool.is_none() => {
+                (OutputBlockTranslation::Text(self.unwrapper()), block)
+            }
+            _ => (OutputBlockTranslation::Other, block),
         };
         if index == self.blocks.len() {
             self.blocks.push(own);
@@ -457,13 +468,13 @@ impl<D: Decoder> OutputRestoringDecoder<D> {
             return;
         }
         let part = match (self.blocks.get_mut(index), part) {
-            (Some(OutputBlock::Output { unwrapper, empty, .. }), Part::Input(json)) => {
+            (Some(OutputBlockTranslation::Output { unwrapper, empty, .. }), Part::Input(json)) => {
                 *empty &= json.is_empty();
                 Part::Text(unwrapped(unwrapper.as_mut(), json))
             }
             // A signature belongs to a tool use. This block is now a text, so the signature is dropped.
-            (Some(OutputBlock::Output { .. }), _) => return,
-            (Some(OutputBlock::Text(Some(unwrapper))), Part::Text(text)) => {
+            (Some(OutputBlockTranslation::Output { .. }), _) => return,
+            (Some(OutputBlockTranslation::Text(Some(unwrapper))), Part::Text(text)) => {
                 Part::Text(unwrapped(Some(unwrapper), text))
             }
             (_, part) => part,
@@ -476,11 +487,13 @@ impl<D: Decoder> OutputRestoringDecoder<D> {
     fn end_block(&mut self, index: usize, deltas: &mut Vec<Delta>) {
         match self.blocks.get_mut(index) {
             // The stop reason decides whether a missing input means an empty object, so this block ends later.
-            Some(OutputBlock::Output { empty: true, ended, .. }) => {
+            Some(OutputBlockTranslation::Output { empty: true, ended, .. }) => {
                 *ended = true;
                 return;
             }
-            Some(OutputBlock::Output { unwrapper, .. } | OutputBlock::Text(unwrapper)) => {
+            Some(
+                OutputBlockTranslation::Output { unwrapper, .. } | OutputBlockTranslation::Text(unwrapper),
+            ) => {
                 rest(index, unwrapper.as_mut(), deltas);
             }
             _ => {}
@@ -494,7 +507,7 @@ impl<D: Decoder> OutputRestoringDecoder<D> {
             let mut answered = false;
             for (index, block) in self.blocks.iter_mut().enumerate() {
                 match block {
-                    OutputBlock::Output { unwrapper, empty, ended } => {
+                    OutputBlockTranslation::Output { unwrapper, empty, ended } => {
                         answered = true;
                         if *empty && whole {
                             deltas.push(Delta::Extend { index, part: Part::Text("{}".to_owned()) });
@@ -504,8 +517,8 @@ impl<D: Decoder> OutputRestoringDecoder<D> {
                             deltas.push(Delta::End { index });
                         }
                     }
-                    OutputBlock::Text(unwrapper) => rest(index, unwrapper.as_mut(), deltas),
-                    OutputBlock::Other => {}
+                    OutputBlockTranslation::Text(unwrapper) => rest(index, unwrapper.as_mut(), deltas),
+                    OutputBlockTranslation::Other => {}
                 }
             }
             if answered && !self.uses_tools && *reason == StopReason::ToolUse {

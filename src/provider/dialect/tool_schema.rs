@@ -121,17 +121,17 @@ fn resolved(root: &Value, map: &Map<String, Value>) -> Option<Map<String, Value>
 /// Returns the members that a schema defines for an object. Returns `None` if no object fits the schema. A reference
 /// never leads back to a schema that contains it, and only few subschemas apply to one value, because [`Schema::new`]
 /// rejects all other schemas.
-fn members(root: &Value, schema: &Value) -> Option<SchemaMembers> {
+fn members(root: &Value, schema: &Value) -> Option<CombinedSchemaProperties> {
     let map = match schema {
         Value::Object(map) => map,
         Value::Bool(false) => return None,
-        _ => return Some(SchemaMembers::default()),
+        _ => return Some(CombinedSchemaProperties::default()),
     };
     let fits_const = || map.get("const").is_none_or(Value::is_object);
     if !includes_type(map, "object").unwrap_or_else(fits_const) {
         return None;
     }
-    let mut found = SchemaMembers::of(map);
+    let mut found = CombinedSchemaProperties::of(map);
     if let Some(target) = map.get("$ref").and_then(Value::as_str).and_then(|it| target(root, it)) {
         found.and(members(root, target)?);
     }
@@ -140,7 +140,7 @@ fn members(root: &Value, schema: &Value) -> Option<SchemaMembers> {
     }
     for key in ["anyOf", "oneOf"] {
         let parts = parts(map, key).iter().filter_map(|part| members(root, part));
-        found.and(parts.reduce(SchemaMembers::or).unwrap_or_default());
+        found.and(parts.reduce(CombinedSchemaProperties::or).unwrap_or_default());
     }
     Some(found)
 }
@@ -203,7 +203,7 @@ impl SchemaKeywordDescription {
 
 /// Describes an alternative by its members. Optional members are marked, and constant members are followed by their
 /// value.
-fn line(members: &SchemaMembers, description: Option<&str>) -> String {
+fn line(members: &CombinedSchemaProperties, description: Option<&str>) -> String {
     let mut line = String::from("\n- {");
     let unsaid = members.required.iter().filter(|name| !members.properties.contains_key(*name));
     let names = members.properties.iter().map(|(name, schema)| (name, constant(schema)));
@@ -265,14 +265,14 @@ fn with_targets(root: &Value, out: Value) -> Value {
 
 /// The members that schemas define for an object.
 #[derive(Default)]
-struct SchemaMembers {
+struct CombinedSchemaProperties {
     properties: Map<String, Value>,
     required: Vec<String>,
     /// The required names as a set, because there may be very many of them.
     demanded: HashSet<String>,
 }
 
-impl SchemaMembers {
+impl CombinedSchemaProperties {
     /// Returns the members that a schema itself defines. Members that only its subschemas define are not included.
     fn of(schema: &Map<String, Value>) -> Self {
         let required = schema.get("required").and_then(Value::as_array).into_iter().flatten();

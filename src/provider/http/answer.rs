@@ -16,7 +16,7 @@ use serde::{Deserialize, de::IgnoredAny};
 use serde_json::Value;
 use tokio::time::{Instant, Sleep, sleep, timeout};
 
-use super::{Framer, endpoint::DeltaHook, exchange::ErrorContext, framing::BOM, origin};
+use super::{Framer, endpoint::DeltaHook, exchange::ExchangeErrorScrubber, framing::BOM, origin};
 use crate::provider::{
     Delta, MessageDelta, ProviderError, ProviderErrorKind,
     dialect::{Decoder, Dialect, Frame, Framing, is_error},
@@ -37,12 +37,12 @@ const PATIENCE: usize = 32;
 pub(super) struct ResponseReader<S> {
     /// The body, until it has ended, failed or become unnecessary. Dropping the body closes the connection.
     body: Option<S>,
-    reading: BodyReadState,
+    reading: BodyReadingMode,
     framer: Framer,
     decoding: DecoderAndBuffers,
     dialect: Arc<dyn Dialect>,
     hooks: Vec<DeltaHook>,
-    error_context: ErrorContext,
+    error_context: ExchangeErrorScrubber,
     /// The service's name, which still has to be added to the response. `None` after it has been added.
     service: Option<String>,
     /// The decoded deltas that have not been returned yet.
@@ -124,7 +124,7 @@ impl DecoderAndBuffers {
 }
 
 /// How the body is being read.
-enum BodyReadState {
+enum BodyReadingMode {
     /// The first bytes have not shown yet how to read the body.
     Undecided(BodyShapeDetector),
     /// The body is read as events.
@@ -143,7 +143,7 @@ pub(super) struct ReaderParts {
     pub(super) limits: super::Limits,
     pub(super) between_chunks: Duration,
     pub(super) warnings: Vec<String>,
-    pub(super) error_context: ErrorContext,
+    pub(super) error_context: ExchangeErrorScrubber,
     pub(super) service: String,
 }
 
@@ -156,7 +156,7 @@ impl<S: Stream<Item = reqwest::Result<Bytes>> + Send + Unpin + 'static> Response
             .then(|| Delta::Message(Box::new(MessageDelta { warnings, ..MessageDelta::default() })));
         Self {
             body: Some(body),
-            reading: BodyReadState::Undecided(BodyShapeDetector::new(framing, limits.line)),
+            reading: BodyReadingMode::Undecided(BodyShapeDetector::new(framing, limits.line)),
             framer: Framer::new(framing, &limits),
             decoding: DecoderAndBuffers { decoder, halves: SurrogateHalves::default(), decoded: Vec::new() },
             dialect,
@@ -174,7 +174,7 @@ impl<S: Stream<Item = reqwest::Result<Bytes>> + Send + Unpin + 'static> Response
 
     /// Decodes frames until there is something to return. Returns `false` if more of the body must be read first.
     fn advance(&mut self) -> Result<bool, ProviderError> {
-        while matches!(self.reading, BodyReadState::Undecided(_) | BodyReadState::Frames) {
+        while matches!(self.reading, BodyReadingMode::Undecided(_) | BodyReadingMode::Frames) {
             let Some(frame) = self.framer.next_frame()? else {
                 return Ok(false);
             };
@@ -212,7 +212,7 @@ impl<S: Stream<Item = reqwest::Result<Bytes>> + Send + Unpin + 'static> Response
 
     /// Ends reading after the terminal event. If the body ends soon, the connection is reused. Otherwise, it is closed.
     fn stop_reading(&mut self) {
-        self.reading = BodyReadState::Over;
+        self.reading = BodyReadingMode::Over;
         if let Some(mut body) = self.body.take() {
             tokio::spawn(async move {
                 let rest = async {
@@ -231,16 +231,16 @@ impl<S: Stream<Item = reqwest::Result<Bytes>> + Send + Unpin + 'static> Response
     }
 
     fn take_chunk(&mut self, mut chunk: Bytes) -> Result<(), ProviderError> {
-        if let BodyReadState::Undecided(opening) = &mut self.reading {
+        if let BodyReadingMode::Undecided(opening) = &mut self.reading {
             let (shape, bytes) = opening.take(chunk);
             chunk = bytes;
             match shape {
-                Some(BodyShape::Whole) => self.reading = BodyReadState::Whole(Vec::new()),
-                Some(BodyShape::Frames) => self.reading = BodyReadState::Frames,
+                Some(BodyReadMode::Whole) => self.reading = BodyReadingMode::Whole(Vec::new()),
+                Some(BodyReadMode::Frames) => self.reading = BodyReadingMode::Frames,
                 None => {}
             }
         }
-        if let BodyReadState::Whole(text) = &mut self.reading {
+        if let BodyReadingMode::Whole(text) = &mut self.reading {
             if text.len() + chunk.len() > self.whole_limit {
                 let message = format!("the response is longer than the limit of {} bytes", self.whole_limit);
                 return Err(ProviderError::new(ProviderErrorKind::Decoding, message));
@@ -255,14 +255,14 @@ impl<S: Stream<Item = reqwest::Result<Bytes>> + Send + Unpin + 'static> Response
     /// Decodes the remaining data after the body has ended.
     fn end(&mut self) -> Result<(), ProviderError> {
         self.body = None;
-        match std::mem::replace(&mut self.reading, BodyReadState::Over) {
-            BodyReadState::Over => return Ok(()),
-            BodyReadState::Whole(text) => return self.end_whole(&text),
-            BodyReadState::Undecided(mut opening) => {
+        match std::mem::replace(&mut self.reading, BodyReadingMode::Over) {
+            BodyReadingMode::Over => return Ok(()),
+            BodyReadingMode::Whole(text) => return self.end_whole(&text),
+            BodyReadingMode::Undecided(mut opening) => {
                 self.framer.push(opening.end());
                 self.end_frames()?;
             }
-            BodyReadState::Frames => self.end_frames()?,
+            BodyReadingMode::Frames => self.end_frames()?,
         }
         self.end_decoding()
     }
@@ -361,13 +361,13 @@ impl<S: Stream<Item = reqwest::Result<Bytes>> + Send + Unpin + 'static> Response
                 ready!(self.rest.poll(cx));
                 // An incomplete event is dropped, because the response is complete without it.
                 self.body = None;
-                self.reading = BodyReadState::Over;
+                self.reading = BodyReadingMode::Over;
                 Poll::Ready(self.end_decoding())
             }
             Poll::Pending => {
                 ready!(self.silence.poll(cx));
                 self.body = None;
-                self.reading = BodyReadState::Over;
+                self.reading = BodyReadingMode::Over;
                 let limit = self.silence.limit;
                 // A finish reason may have arrived before the silence.
                 Poll::Ready(self.end_decoding().map_err(|error| {
@@ -387,7 +387,7 @@ impl<S: Stream<Item = reqwest::Result<Bytes>> + Send + Unpin + 'static> Response
         self.decoding.halves.finish(&mut self.decoding.decoded);
         _ = self.settle(Ok(()));
         self.body = None;
-        self.reading = BodyReadState::Over;
+        self.reading = BodyReadingMode::Over;
         self.failed = Some(self.error_context.error_context(error));
     }
 }
@@ -404,7 +404,7 @@ impl<S: Stream<Item = reqwest::Result<Bytes>> + Send + Unpin + 'static> Stream f
             if let Some(error) = this.failed.take() {
                 return Poll::Ready(Some(Err(error)));
             }
-            if matches!(this.reading, BodyReadState::Over) {
+            if matches!(this.reading, BodyReadingMode::Over) {
                 return Poll::Ready(None);
             }
             let step = match this.advance() {
@@ -482,7 +482,7 @@ struct BodyShapeDetector {
 
 /// How a body is read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum BodyShape {
+enum BodyReadMode {
     Frames,
     /// One JSON value, which may span several lines.
     Whole,
@@ -496,7 +496,7 @@ impl BodyShapeDetector {
 
     /// Takes the next bytes. Returns the shape of the body if the bytes show it, and the bytes that can be read now,
     /// without a byte order mark.
-    fn take(&mut self, chunk: Bytes) -> (Option<BodyShape>, Bytes) {
+    fn take(&mut self, chunk: Bytes) -> (Option<BodyReadMode>, Bytes) {
         let Some(chunk) = self.without_mark(chunk) else {
             return (None, Bytes::new());
         };
@@ -507,9 +507,9 @@ impl BodyShapeDetector {
         match self.framing {
             // No field of a server-sent event begins with a brace or a bracket, so such a body is one JSON value.
             Framing::Sse if text.starts_with(b"{") || text.starts_with(b"[") => {
-                (Some(BodyShape::Whole), chunk)
+                (Some(BodyReadMode::Whole), chunk)
             }
-            Framing::Sse => (Some(BodyShape::Frames), chunk),
+            Framing::Sse => (Some(BodyReadMode::Frames), chunk),
             Framing::NdJson => self.take_line(chunk),
         }
     }
@@ -542,7 +542,7 @@ impl BodyShapeDetector {
 
     /// Reads up to the end of the first line. If this line is only the beginning of a JSON value, the body is one value
     /// that spans several lines.
-    fn take_line(&mut self, chunk: Bytes) -> (Option<BodyShape>, Bytes) {
+    fn take_line(&mut self, chunk: Bytes) -> (Option<BodyReadMode>, Bytes) {
         let chunk = if self.line.is_empty() { chunk.slice_ref(chunk.trim_ascii_start()) } else { chunk };
         let end = memchr::memchr(b'\n', &chunk).map(|end| self.line.len() + end);
         let bytes = if self.line.is_empty() && end.is_some() {
@@ -556,6 +556,6 @@ impl BodyShapeDetector {
         };
         let is_open = |line| serde_json::from_slice::<IgnoredAny>(line).is_err_and(|error| error.is_eof());
         let is_whole = end.is_some_and(|end| end <= self.limit && is_open(&bytes[..end]));
-        (Some(if is_whole { BodyShape::Whole } else { BodyShape::Frames }), bytes)
+        (Some(if is_whole { BodyReadMode::Whole } else { BodyReadMode::Frames }), bytes)
     }
 }

@@ -21,7 +21,7 @@ use crate::{
 
 /// The clients in use, with the most recently used client last. The list is short, because a process has one or two
 /// kinds of connection and usually one runtime.
-static CLIENTS: Mutex<Vec<(HttpClientKind, Client)>> = Mutex::new(Vec::new());
+static CLIENTS: Mutex<Vec<(HttpClientCacheKey, Client)>> = Mutex::new(Vec::new());
 
 /// The maximum number of clients that are kept. The limit is needed because nothing reports the end of a runtime, and
 /// each test may have its own runtime. A client that is removed loses its idle connections. Responses in flight keep
@@ -30,7 +30,7 @@ const MAX_CLIENTS: usize = 32;
 
 /// The properties in which connections differ.
 #[derive(Clone, Copy, PartialEq, Eq)]
-struct HttpClientKind {
+struct HttpClientCacheKey {
     runtime: runtime::Id,
     connect: Duration,
     /// Whether the service is on this machine. A connection to such a service never uses a proxy.
@@ -38,7 +38,7 @@ struct HttpClientKind {
     tls: bool,
 }
 
-impl HttpClientKind {
+impl HttpClientCacheKey {
     fn of(url: &Url, connect: Duration) -> Self {
         let runtime = runtime::Handle::current().id();
         Self { runtime, connect, local: is_local(url), tls: url.scheme() == "https" }
@@ -52,7 +52,7 @@ impl HttpClientKind {
 /// Returns [`ProviderErrorKind::Transport`] if TLS can't be set up, for example because the system has no root
 /// certificate.
 pub(crate) fn client(url: &Url, connect: Duration) -> Result<Client, ProviderError> {
-    let kind = HttpClientKind::of(url, connect);
+    let kind = HttpClientCacheKey::of(url, connect);
     let mut clients = lock(&CLIENTS);
     let client = match clients.iter().position(|(other, _)| *other == kind) {
         Some(place) => clients.remove(place).1,
@@ -76,10 +76,10 @@ pub(crate) fn resolving_client(
     connect: Duration,
     resolver: Arc<dyn Resolve>,
 ) -> Result<Client, ProviderError> {
-    build(HttpClientKind::of(url, connect), Some(resolver))
+    build(HttpClientCacheKey::of(url, connect), Some(resolver))
 }
 
-fn build(kind: HttpClientKind, resolver: Option<Arc<dyn Resolve>>) -> Result<Client, ProviderError> {
+fn build(kind: HttpClientCacheKey, resolver: Option<Arc<dyn Resolve>>) -> Result<Client, ProviderError> {
     let tls = tls(kind).map_err(|error| {
         ProviderError::new(ProviderErrorKind::Transport, "TLS can't be set up")
             .with_retryable(false)
@@ -105,7 +105,7 @@ fn build(kind: HttpClientKind, resolver: Option<Arc<dyn Resolve>>) -> Result<Cli
 
 /// Configures TLS with ring and the platform's certificates. The process-wide crypto provider is not changed, since the
 /// application chooses it.
-fn tls(kind: HttpClientKind) -> Result<ClientConfig, rustls::Error> {
+fn tls(kind: HttpClientCacheKey) -> Result<ClientConfig, rustls::Error> {
     let provider = Arc::new(ring::default_provider());
     let builder = ClientConfig::builder_with_provider(provider);
     let mut config = if kind.tls {

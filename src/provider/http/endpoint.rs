@@ -15,14 +15,14 @@ use serde_json::{Map, Value, json};
 use super::{
     Limits, Timeouts,
     answer::ReaderParts,
-    exchange::{self, ErrorContext, OutgoingHttpRequest},
+    exchange::{self, ExchangeErrorScrubber, OutgoingHttpRequest},
     origin,
 };
 use crate::{
     message::{Content, History, Role},
     provider::{
         Delta, DeltaStream, Provider, ProviderError, ProviderErrorKind, Request, RequestContext, Secret,
-        SecretExtent,
+        SecretMatchMode,
         dialect::{Dialect, Encoded, Framing},
         secret::KeySource,
     },
@@ -77,9 +77,9 @@ pub struct Endpoint {
     name: String,
     base_url: String,
     version: String,
-    format: EndpointFormat,
+    format: DialectWithAuth,
     /// The wire formats for single models. The first one that matches is used.
-    others: Vec<(ModelFilter, EndpointFormat)>,
+    others: Vec<(ModelFilter, DialectWithAuth)>,
     keys: EndpointKeySources,
     /// The user's headers, whose values are secret.
     headers: Vec<(String, Secret)>,
@@ -93,7 +93,7 @@ pub struct Endpoint {
 
 /// A wire format, and the way in which the service receives its key with this format.
 #[derive(Clone)]
-struct EndpointFormat {
+struct DialectWithAuth {
     dialect: Arc<dyn Dialect>,
     auth: Auth,
 }
@@ -106,7 +106,7 @@ impl Endpoint {
             name: name.into(),
             base_url: base_url.into(),
             version: "/v1".to_owned(),
-            format: EndpointFormat { dialect: Arc::new(dialect), auth: Auth::Bearer },
+            format: DialectWithAuth { dialect: Arc::new(dialect), auth: Auth::Bearer },
             others: Vec::new(),
             keys: EndpointKeySources { optional: true, ..EndpointKeySources::default() },
             headers: Vec::new(),
@@ -150,7 +150,7 @@ impl Endpoint {
             dialect: impl Dialect,
             auth: Auth,
         ) {
-            self.others.push((Arc::new(models), EndpointFormat { dialect: Arc::new(dialect), auth }));
+            self.others.push((Arc::new(models), DialectWithAuth { dialect: Arc::new(dialect), auth }));
         }
 
         /// Returns the same endpoint with a key.
@@ -213,8 +213,8 @@ impl Endpoint {
     }
 
     /// Returns the wire format for a request.
-    fn format(&self, request: &Request) -> &EndpointFormat {
-        let fits = |(models, _): &&(ModelFilter, EndpointFormat)| models(&request.model);
+    fn format(&self, request: &Request) -> &DialectWithAuth {
+        let fits = |(models, _): &&(ModelFilter, DialectWithAuth)| models(&request.model);
         self.others.iter().find(fits).map_or(&self.format, |(_, format)| format)
     }
 
@@ -263,7 +263,7 @@ impl Provider for Endpoint {
         context.set_server(url.host_str().unwrap_or_default(), url.port_or_known_default());
         let (mut headers, mut secrets) = self.headers(format, &request)?;
         secrets.extend(query_secrets(&url));
-        let error_context = ErrorContext::new(secrets);
+        let error_context = ExchangeErrorScrubber::new(secrets);
         let Encoded { body, warnings } =
             self.encode(dialect, &request).map_err(|error| error_context.error_context(error))?;
         demand(&mut headers, dialect, &body)?;
@@ -297,7 +297,7 @@ impl fmt::Debug for Endpoint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let origin = Url::parse(&self.base_url).map(|url| url.origin().ascii_serialization());
         let headers: Vec<&str> = self.headers.iter().map(|(name, _)| name.as_str()).collect();
-        let others: Vec<&EndpointFormat> = self.others.iter().map(|(_, format)| format).collect();
+        let others: Vec<&DialectWithAuth> = self.others.iter().map(|(_, format)| format).collect();
         f.debug_struct("Endpoint")
             .field("name", &self.name)
             .field("origin", &origin.as_deref().unwrap_or("invalid"))
@@ -312,7 +312,7 @@ impl fmt::Debug for Endpoint {
     }
 }
 
-crate::debug::impl_debug!(EndpointFormat(self) { dialect: self.dialect.name(), auth: self.auth, .. });
+crate::debug::impl_debug!(DialectWithAuth(self) { dialect: self.dialect.name(), auth: self.auth, .. });
 
 /// How a service receives its key.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -421,9 +421,9 @@ impl Endpoint {
     /// are not included.
     fn headers(
         &self,
-        format: &EndpointFormat,
+        format: &DialectWithAuth,
         request: &Request,
-    ) -> Result<(HeaderMap, Vec<(Secret, SecretExtent)>), ProviderError> {
+    ) -> Result<(HeaderMap, Vec<(Secret, SecretMatchMode)>), ProviderError> {
         let mut headers = HeaderMap::new();
         let accept = match format.dialect.framing() {
             Framing::Sse => "text/event-stream, application/json",
@@ -460,7 +460,7 @@ impl Endpoint {
                 );
                 ProviderError::new(ProviderErrorKind::Auth, message)
             })?;
-            secrets.push((key, SecretExtent::Parts));
+            secrets.push((key, SecretMatchMode::Parts));
             headers.insert(name, value);
         }
         Ok((headers, secrets))
@@ -562,8 +562,8 @@ fn header_value(name: &str, value: &Secret) -> Result<HeaderValue, ProviderError
 
 /// Returns whether every part of a header's value is replaced in errors, or only the whole value. If parts of an
 /// ordinary word or URL were replaced, harmless text would be replaced too.
-fn extent(name: &HeaderName) -> SecretExtent {
-    if names_credentials(name.as_str()) { SecretExtent::Parts } else { SecretExtent::Whole }
+fn extent(name: &HeaderName) -> SecretMatchMode {
+    if names_credentials(name.as_str()) { SecretMatchMode::Parts } else { SecretMatchMode::Whole }
 }
 
 fn names_credentials(name: &str) -> bool {
@@ -573,9 +573,9 @@ fn names_credentials(name: &str) -> bool {
 }
 
 /// Returns the credentials in the query of a URL.
-fn query_secrets(url: &Url) -> Vec<(Secret, SecretExtent)> {
+fn query_secrets(url: &Url) -> Vec<(Secret, SecretMatchMode)> {
     let credentials = url.query_pairs().filter(|(name, _)| names_credentials(name));
-    credentials.map(|(_, value)| (Secret::new(&*value), SecretExtent::Parts)).collect()
+    credentials.map(|(_, value)| (Secret::new(&*value), SecretMatchMode::Parts)).collect()
 }
 
 /// Returns the error for a header with this name whose value can't be sent.

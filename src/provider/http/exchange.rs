@@ -21,7 +21,7 @@ use super::{
     client, gzip,
 };
 use crate::provider::dialect::{Dialect, with_wait};
-use crate::provider::{DeltaStream, ProviderError, ProviderErrorKind, Scrubber, Secret, SecretExtent};
+use crate::provider::{DeltaStream, ProviderError, ProviderErrorKind, Scrubber, Secret, SecretMatchMode};
 
 /// How long to wait for the body of an error. The status is already known, and the body only adds an explanation.
 const ERROR_BODY_TIME: Duration = Duration::from_secs(10);
@@ -39,16 +39,16 @@ pub(super) struct OutgoingHttpRequest {
 }
 
 /// Prepares the errors of an exchange: adds the id of the request and removes secrets.
-pub(super) struct ErrorContext {
-    secrets: Vec<(Secret, SecretExtent)>,
+pub(super) struct ExchangeErrorScrubber {
+    secrets: Vec<(Secret, SecretMatchMode)>,
     /// The scrubber. It is created when the first text has to be scrubbed, because most exchanges need no scrubbing.
     scrubber: OnceLock<Scrubber>,
     /// The id of the request, as the service sent it. Only scrubbed copies of the id are used outside this struct.
     request_id: Option<String>,
 }
 
-impl ErrorContext {
-    pub(super) fn new(secrets: Vec<(Secret, SecretExtent)>) -> Self {
+impl ExchangeErrorScrubber {
+    pub(super) fn new(secrets: Vec<(Secret, SecretMatchMode)>) -> Self {
         Self { secrets, scrubber: OnceLock::new(), request_id: None }
     }
 
@@ -181,7 +181,7 @@ async fn refusal(
     response: Response,
     dialect: &dyn Dialect,
     limit: usize,
-    error_context: &ErrorContext,
+    error_context: &ExchangeErrorScrubber,
 ) -> ProviderError {
     let status = response.status().as_u16();
     let headers = response.headers();

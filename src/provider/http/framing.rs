@@ -75,14 +75,14 @@ pub struct Framer {
     body_limit: usize,
     /// The number of bytes of the body that have been received so far, up to the limit.
     taken: usize,
-    body: BodyEnd,
+    body: BodyEndState,
 
     chunk: Bytes,
     /// The start of the unread part of `chunk`.
     at: usize,
     /// The beginning of a line whose end has not arrived yet.
     line: Vec<u8>,
-    before: PrecedingInput,
+    before: LineBreakState,
 
     event: SseFieldValue,
     data: SseFieldValue,
@@ -94,7 +94,7 @@ pub struct Framer {
 
 /// Whether the body has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum BodyEnd {
+enum BodyEndState {
     Open,
     Ended,
     /// The body continues beyond its limit.
@@ -103,7 +103,7 @@ enum BodyEnd {
 
 /// The input that directly precedes the unread bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum PrecedingInput {
+enum LineBreakState {
     /// No line has ended yet, so the first line may begin with a byte order mark.
     Nothing,
     /// The last line ended with a carriage return. If a line feed follows directly, it belongs to the same line end.
@@ -143,11 +143,11 @@ impl Framer {
             event_limit: limits.event,
             body_limit: limits.body,
             taken: 0,
-            body: BodyEnd::Open,
+            body: BodyEndState::Open,
             chunk: Bytes::new(),
             at: 0,
             line: Vec::new(),
-            before: PrecedingInput::Nothing,
+            before: LineBreakState::Nothing,
             event: SseFieldValue::default(),
             data: SseFieldValue::default(),
             bare: false,
@@ -161,7 +161,7 @@ impl Framer {
         let room = self.body_limit - self.taken;
         if chunk.len() > room {
             chunk.truncate(room);
-            self.body = BodyEnd::Overlong;
+            self.body = BodyEndState::Overlong;
         }
         self.taken += chunk.len();
         self.forget_dispatched();
@@ -180,8 +180,8 @@ impl Framer {
 
     /// Marks the end of the body. [`Framer::next_frame`] then also returns an incomplete last event.
     pub fn finish(&mut self) {
-        if self.body == BodyEnd::Open {
-            self.body = BodyEnd::Ended;
+        if self.body == BodyEndState::Open {
+            self.body = BodyEndState::Ended;
         }
     }
 
@@ -216,7 +216,7 @@ impl Framer {
                 self.event.clear();
             }
         }
-        Ok(self.body == BodyEnd::Ended && self.data.place != SseFieldSource::Absent)
+        Ok(self.body == BodyEndState::Ended && self.data.place != SseFieldSource::Absent)
     }
 
     /// Reads lines up to the next line that is not blank.
@@ -293,8 +293,8 @@ impl Framer {
 
     /// Returns the next line whose end has arrived, without its line end.
     fn next_line(&mut self) -> Result<Option<FramedLinePlace>, ProviderError> {
-        if self.before == PrecedingInput::CarriageReturn && self.at < self.chunk.len() {
-            self.before = PrecedingInput::Line;
+        if self.before == LineBreakState::CarriageReturn && self.at < self.chunk.len() {
+            self.before = LineBreakState::Line;
             if self.chunk[self.at] == b'\n' {
                 self.at += 1;
             }
@@ -314,7 +314,7 @@ impl Framer {
         let mut start = self.at;
         let end = start + end;
         let line = if self.line.is_empty() {
-            if self.before == PrecedingInput::Nothing && self.chunk[start..end].starts_with(BOM) {
+            if self.before == LineBreakState::Nothing && self.chunk[start..end].starts_with(BOM) {
                 start += BOM.len();
             }
             FramedLinePlace::Chunk(start..end)
@@ -323,13 +323,13 @@ impl Framer {
             self.strip_own_bom();
             FramedLinePlace::Own
         };
-        self.before = PrecedingInput::Line;
+        self.before = LineBreakState::Line;
         self.at = end + 1;
         if self.chunk[end] == b'\r' {
             match self.chunk.get(self.at) {
                 Some(b'\n') => self.at += 1,
                 Some(_) => {}
-                None => self.before = PrecedingInput::CarriageReturn,
+                None => self.before = LineBreakState::CarriageReturn,
             }
         }
         Ok(Some(line))
@@ -339,12 +339,12 @@ impl Framer {
     fn last_line(&mut self) -> Result<Option<FramedLinePlace>, ProviderError> {
         self.line.extend_from_slice(&self.chunk[self.at..]);
         self.at = self.chunk.len();
-        if self.body == BodyEnd::Overlong {
+        if self.body == BodyEndState::Overlong {
             return Err(too_long("the response", self.body_limit));
         }
-        if self.body == BodyEnd::Ended && !self.line.is_empty() {
+        if self.body == BodyEndState::Ended && !self.line.is_empty() {
             self.strip_own_bom();
-            self.before = PrecedingInput::Line;
+            self.before = LineBreakState::Line;
             // A body that consists only of a byte order mark is empty.
             return Ok((!self.line.is_empty()).then_some(FramedLinePlace::Own));
         }
@@ -352,7 +352,7 @@ impl Framer {
     }
 
     fn strip_own_bom(&mut self) {
-        if self.before == PrecedingInput::Nothing && self.line.starts_with(BOM) {
+        if self.before == LineBreakState::Nothing && self.line.starts_with(BOM) {
             self.line.drain(..BOM.len());
         }
     }
@@ -366,7 +366,8 @@ impl Framer {
 
     fn text<'a>(&self, bytes: &'a [u8]) -> Result<&'a str, ProviderError> {
         std::str::from_utf8(bytes).map_err(|error| {
-            if self.body == BodyEnd::Ended && error.error_len().is_none() && self.at == self.chunk.len() {
+            if self.body == BodyEndState::Ended && error.error_len().is_none() && self.at == self.chunk.len()
+            {
                 ProviderError::new(ProviderErrorKind::Truncated, "the response ends inside a character")
             } else {
                 ProviderError::new(ProviderErrorKind::Decoding, "the response is not valid UTF-8")

@@ -20,7 +20,7 @@ type PrefixCodes = HashMap<usize, usize>;
 pub(super) fn unpacked(body: &[u8], limit: usize) -> Option<Vec<u8>> {
     // The flags are zero, because a body has none of the optional members of the header, such as a file's name.
     let data = body.strip_prefix(b"\x1f\x8b\x08\0")?.get(6..)?;
-    let (mut bits, mut content) = (BitReader { data, at: 0 }, Vec::new());
+    let (mut bits, mut content) = (DeflateBitReader { data, at: 0 }, Vec::new());
     let _ = (0..MAX_BLOCKS).find(|_| bits.block(limit, &mut content) != Some(false));
     (!content.is_empty()).then_some(content)
 }
@@ -39,13 +39,13 @@ fn codes(lengths: &[usize]) -> PrefixCodes {
 }
 
 /// Reads bits, the least significant bit of each byte first.
-struct BitReader<'a> {
+struct DeflateBitReader<'a> {
     data: &'a [u8],
     /// The position of the next bit.
     at: usize,
 }
 
-impl BitReader<'_> {
+impl DeflateBitReader<'_> {
     /// Unpacks one block, and returns whether it is the last one. Returns `None` if the data is incomplete or invalid,
     /// or if the content reaches the limit.
     fn block(&mut self, limit: usize, content: &mut Vec<u8>) -> Option<bool> {

@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use schemars::generate::SchemaSettings;
 use serde_json::{Map, Value, json};
 
-use super::Document;
+use super::SchemaDocument;
 use crate::{
     manager::{ManagerEvent, ManagerSnapshot},
     session::{SessionEvent, SessionSnapshot},
@@ -16,8 +16,8 @@ use crate::{
     subscription::Update,
     web::Web,
 };
-use operations::{Answer, OPERATIONS, Operation};
-use problems::{EVERY, Kind, ProblemBody};
+use operations::{OPERATIONS, Operation, SuccessResponse};
+use problems::{EVERY, ProblemBody, ProblemKind};
 
 /// The prefix of a reference to a type of the document.
 const TYPES: &str = "#/components/schemas/";
@@ -40,7 +40,9 @@ and events that it does not know.";
 /// Returns the OpenAPI document.
 pub(super) fn openapi() -> Value {
     let document = |settings: SchemaSettings| {
-        Document::new(settings.with(|settings| settings.definitions_path = "/components/schemas".into()))
+        SchemaDocument::new(
+            settings.with(|settings| settings.definitions_path = "/components/schemas".into()),
+        )
     };
     let mut written = document(SchemaSettings::draft2020_12().for_serialize());
     let mut read = document(SchemaSettings::draft2020_12().for_deserialize());
@@ -119,8 +121,8 @@ fn path_item(path: &str) -> Value {
 fn describe(
     operation: &Operation,
     query: Option<&String>,
-    read: &mut Document,
-    written: &mut Document,
+    read: &mut SchemaDocument,
+    written: &mut SchemaDocument,
 ) -> Value {
     let mut value = json!({ "operationId": operation.id, "summary": operation.summary });
     if !operation.description.is_empty() {
@@ -130,7 +132,7 @@ fn describe(
         // `add_parameters` later replaces this reference with the members of the type.
         value["parameters"] = json!([{ "$ref": format!("{TYPES}{query}") }]);
     }
-    if let Answer::Stream = operation.answer {
+    if let SuccessResponse::Stream = operation.answer {
         let position = "The `id` of the last event that the client has received, to continue after it.";
         let header = json!({ "name": "last-event-id", "in": "header", "description": position, "schema": { "type": "string" } });
         match value["parameters"].as_array_mut() {
@@ -145,11 +147,11 @@ fn describe(
     let json = |schema| json!({ "application/json": { "schema": schema } });
     let mut responses = Map::new();
     let (status, answer) = match operation.answer {
-        Answer::Nothing => ("204", json!({ "description": "The request has succeeded." })),
-        Answer::Json(answer) => {
+        SuccessResponse::Nothing => ("204", json!({ "description": "The request has succeeded." })),
+        SuccessResponse::Json(answer) => {
             ("200", json!({ "description": "The answer.", "content": json(answer(written)) }))
         }
-        Answer::Created(answer) => {
+        SuccessResponse::Created(answer) => {
             let location = json!({
                 "description": "The address of the conversation.",
                 "schema": { "type": "string", "format": "uri-reference" },
@@ -161,10 +163,10 @@ fn describe(
                 json!({ "description": description, "headers": { "location": location }, "content": content }),
             )
         }
-        Answer::File => {
+        SuccessResponse::File => {
             ("200", json!({ "description": "The bytes, with their media type.", "content": { "*/*": {} } }))
         }
-        Answer::Stream => {
+        SuccessResponse::Stream => {
             let events = json!({
                 "schema": { "type": "string" },
                 "x-itemSchema": { "$ref": format!("{TYPES}StreamEvent") },
@@ -184,7 +186,7 @@ fn problems(operation: &Operation) -> impl Iterator<Item = (String, Value)> + us
     let content =
         || json!({ "application/problem+json": { "schema": { "$ref": format!("{TYPES}Problem") } } });
     let mut kinds: BTreeMap<u16, BTreeMap<&str, &str>> = BTreeMap::new();
-    for Kind(status, code, cause) in [EVERY].iter().chain(operation.problems).copied().flatten() {
+    for ProblemKind(status, code, cause) in [EVERY].iter().chain(operation.problems).copied().flatten() {
         kinds.entry(*status).or_default().insert(code, cause);
     }
     let response = move |(status, kinds): (u16, BTreeMap<&str, &str>)| {

@@ -16,7 +16,7 @@ use tokio::{
     time::timeout,
 };
 
-use super::prompts::{AbandonedEditorPrompts, EditorPromptResult, EditorPrompts};
+use super::prompts::{AbandonedEditorPrompts, EditorPromptResult, UnansweredEditorPrompts};
 use crate::{
     access::StartRequest,
     run::{Error, ErrorKind, PromptId},
@@ -39,13 +39,13 @@ pub(super) struct EditorSession {
     is_warned: AtomicBool,
     /// Held while the session is opened.
     pub(super) opening: AsyncMutex<()>,
-    state: Mutex<EditorState>,
+    state: Mutex<EditorSessionState>,
 }
 
 #[derive(Default)]
-struct EditorState {
+struct EditorSessionState {
     live: Option<LiveEditorSession>,
-    prompts: EditorPrompts,
+    prompts: UnansweredEditorPrompts,
     relays: u64,
     /// The model that the client has chosen while a run was active.
     chosen: Option<String>,
@@ -83,7 +83,7 @@ impl EditorSession {
     }
 
     /// Calls `change` with the prompts that wait, and returns its result.
-    pub(super) fn prompts<T>(&self, change: impl FnOnce(&mut EditorPrompts) -> T) -> T {
+    pub(super) fn prompts<T>(&self, change: impl FnOnce(&mut UnansweredEditorPrompts) -> T) -> T {
         change(&mut lock(&self.state).prompts)
     }
 

@@ -17,7 +17,7 @@ pub(super) const MOST: usize = 16;
 
 pub(super) type EditorPromptResult = Result<Reason, Error>;
 
-struct WaitingPrompt {
+struct UnansweredEditorPrompt {
     id: PromptId,
     follow: Follow,
     /// Whether the session has accepted the prompt.
@@ -26,7 +26,7 @@ struct WaitingPrompt {
     reply: oneshot::Sender<EditorPromptResult>,
 }
 
-impl WaitingPrompt {
+impl UnansweredEditorPrompt {
     fn answer(self, answer: EditorPromptResult) {
         let answer = if self.cancelled { Ok(Reason::Cancelled) } else { answer };
         // Sending fails if the request no longer waits for the answer.
@@ -43,9 +43,9 @@ pub(super) struct AbandonedEditorPrompts {
 }
 
 #[derive(Default)]
-pub(super) struct EditorPrompts(Vec<WaitingPrompt>);
+pub(super) struct UnansweredEditorPrompts(Vec<UnansweredEditorPrompt>);
 
-impl EditorPrompts {
+impl UnansweredEditorPrompts {
     pub(super) fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
@@ -64,7 +64,7 @@ impl EditorPrompts {
         }
         let (reply, answer) = oneshot::channel();
         let follow = Follow::new(FollowTarget::Prompt(id.clone()), FollowFrom::Start);
-        self.0.push(WaitingPrompt { id, follow, is_accepted: false, cancelled: false, reply });
+        self.0.push(UnansweredEditorPrompt { id, follow, is_accepted: false, cancelled: false, reply });
         Some(answer)
     }
 
@@ -156,30 +156,30 @@ mod tests {
         RunOutcome::Stopped { stop_reason }
     }
 
-    fn state(prompts: &mut EditorPrompts, id: &str, state: PromptState) {
+    fn state(prompts: &mut UnansweredEditorPrompts, id: &str, state: PromptState) {
         let prompt = (state == PromptState::Returned).then(|| Arc::new(crate::run::Prompt::new("Hi")));
         prompts.event(&Event::Prompt { id: id.into(), state, prompt });
     }
 
-    fn begin(prompts: &mut EditorPrompts, id: &str, turn: u128) {
+    fn begin(prompts: &mut UnansweredEditorPrompts, id: &str, turn: u128) {
         let turn = TurnId::new(turn);
         state(prompts, id, PromptState::InFlight { turn });
         let message = Arc::new(Message { id: Some(PromptId::new(id).into()), ..Message::user("Hi") });
         prompts.event(&Event::Message { message, step: 1, turn, run: 1 });
     }
 
-    fn began(prompts: &mut EditorPrompts, id: &str) -> oneshot::Receiver<EditorPromptResult> {
+    fn began(prompts: &mut UnansweredEditorPrompts, id: &str) -> oneshot::Receiver<EditorPromptResult> {
         let answer = prompts.add(id.into()).unwrap();
         begin(prompts, id, 1);
         answer
     }
 
-    fn end(prompts: &mut EditorPrompts, id: &str, outcome: RunOutcome) {
+    fn end(prompts: &mut UnansweredEditorPrompts, id: &str, outcome: RunOutcome) {
         state(prompts, id, PromptState::Ended { outcome });
         end_run(prompts, false);
     }
 
-    fn end_run(prompts: &mut EditorPrompts, continues: bool) {
+    fn end_run(prompts: &mut UnansweredEditorPrompts, continues: bool) {
         let response = Arc::new(Response::empty("model", StopReason::Stop, 1, 1));
         prompts.event(&Event::Turn { response, continues });
     }
@@ -201,7 +201,7 @@ mod tests {
             (stopped(StopReason::Interrupted), Reason::Cancelled),
             (RunOutcome::Cancelled, Reason::Cancelled),
         ] {
-            let mut prompts = EditorPrompts::default();
+            let mut prompts = UnansweredEditorPrompts::default();
             let mut answer = began(&mut prompts, "a");
             end(&mut prompts, "a", outcome.clone());
             assert_eq!(answer.try_recv().unwrap().unwrap(), expected, "{outcome:?}");
@@ -210,7 +210,7 @@ mod tests {
 
     #[test]
     fn end_of_an_earlier_run_answers_no_later_prompt() {
-        let mut prompts = EditorPrompts::default();
+        let mut prompts = UnansweredEditorPrompts::default();
         let mut answer = prompts.add("a".into()).unwrap();
         prompts.accepted(&"a".into());
         end_run(&mut prompts, false);
@@ -222,7 +222,7 @@ mod tests {
 
     #[test]
     fn staged_prompt_ends_the_turn_before_it_and_is_cancelled_if_unused() {
-        let mut prompts = EditorPrompts::default();
+        let mut prompts = UnansweredEditorPrompts::default();
         let mut first = began(&mut prompts, "a");
         let mut second = prompts.add("b".into()).unwrap();
         state(&mut prompts, "b", PromptState::Staged);
@@ -243,7 +243,7 @@ mod tests {
     #[test]
     fn turn_in_flight_is_abandoned_until_a_prompt_of_another_client_is_used() {
         let turn = TurnId::new;
-        let mut prompts = EditorPrompts::default();
+        let mut prompts = UnansweredEditorPrompts::default();
         let _answer = prompts.add("a".into()).unwrap();
         assert_eq!(prompts.abandoned().staged, ["a".into()]);
         begin(&mut prompts, "a", 1);
@@ -264,7 +264,7 @@ mod tests {
 
     #[test]
     fn cancelled_prompt_is_cancelled_however_its_run_ends() {
-        let mut prompts = EditorPrompts::default();
+        let mut prompts = UnansweredEditorPrompts::default();
         let mut answer = began(&mut prompts, "a");
         prompts.cancel();
         assert!(prompts.is_cancelled(&"a".into()));
@@ -274,7 +274,7 @@ mod tests {
 
     #[test]
     fn prompts_above_the_limit_are_refused() {
-        let mut prompts = EditorPrompts::default();
+        let mut prompts = UnansweredEditorPrompts::default();
         let waiting: Vec<_> = (0..MOST).map(|n| prompts.add(n.to_string().as_str().into())).collect();
         assert!(waiting.iter().all(Option::is_some));
         assert!(prompts.add("one more".into()).is_none());

@@ -16,7 +16,7 @@ use tokio::{sync::oneshot, task::JoinSet, time::timeout};
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    EditorSettings,
+    EditorServerSettings,
     entry::EditorSession,
     sessions::model_options,
     view::{EditorJoinMode, EditorView},
@@ -37,7 +37,7 @@ const LONGEST_SUM: Duration = Duration::from_secs(1);
 
 /// The facts about the client that its relays need.
 #[derive(Clone, Default)]
-pub(super) struct EditorClient {
+pub(super) struct EditorClientInfo {
     /// The client's name, which is recorded with its decisions.
     pub(super) name: Option<Arc<str>>,
     /// Whether the client shows notices.
@@ -46,13 +46,13 @@ pub(super) struct EditorClient {
 
 pub(super) struct EditorRelay {
     pub(super) peer: Arc<AcpPeer>,
-    pub(super) client: EditorClient,
+    pub(super) client: EditorClientInfo,
     pub(super) entry: Arc<EditorSession>,
     /// The number of this relay. Each time an entry's session is opened, a relay with another number follows the
     /// session.
     pub(super) number: u64,
     pub(super) session: Session,
-    pub(super) settings: EditorSettings,
+    pub(super) settings: EditorServerSettings,
 }
 
 /// The parts of the relay that change.
@@ -74,9 +74,9 @@ struct EditorRelayState {
 }
 
 /// A guard that answers the waiting prompts when the relay ends for any reason.
-struct EditorRelayEndGuard<'a>(&'a EditorRelay, String);
+struct UnansweredPromptsGuard<'a>(&'a EditorRelay, String);
 
-impl Drop for EditorRelayEndGuard<'_> {
+impl Drop for UnansweredPromptsGuard<'_> {
     fn drop(&mut self) {
         self.0.entry.closed(self.0.number, &self.1);
     }
@@ -91,7 +91,7 @@ impl EditorRelay {
         joining: EditorJoinMode,
         joined: oneshot::Sender<()>,
     ) {
-        let mut last = EditorRelayEndGuard(&self, "it is not followed any more".to_owned());
+        let mut last = UnansweredPromptsGuard(&self, "it is not followed any more".to_owned());
         // An error means that the client is gone. Then nothing more can be sent.
         if let Ok(why) = self.follow(&mut events, joining, joined).await {
             last.1 = why;

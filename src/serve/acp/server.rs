@@ -23,10 +23,10 @@ use tokio_util::{codec::AnyDelimiterCodecError, sync::CancellationToken};
 use tracing::Instrument;
 
 use super::{
-    EditorSettings, content,
+    EditorServerSettings, content,
     entry::EditorSession,
-    prompts::{EditorPromptResult, EditorPrompts, MOST},
-    relay::EditorClient,
+    prompts::{EditorPromptResult, MOST, UnansweredEditorPrompts},
+    relay::EditorClientInfo,
     sessions::refused,
     view::EditorJoinMode,
 };
@@ -50,10 +50,10 @@ const MOST_REQUESTS: usize = 64;
 const SOON: Duration = Duration::from_secs(1);
 
 pub(super) struct EditorServer {
-    pub(super) settings: EditorSettings,
+    pub(super) settings: EditorServerSettings,
     pub(super) peer: Arc<AcpPeer>,
     /// The client, after `initialize`.
-    pub(super) client: Mutex<Option<EditorClient>>,
+    pub(super) client: Mutex<Option<EditorClientInfo>>,
     pub(super) entries: Mutex<HashMap<ConversationId, Arc<EditorSession>>>,
     /// The prefix of the prompt ids that this connection creates.
     pub(super) own: Arc<str>,
@@ -70,7 +70,7 @@ impl Drop for EditorServer {
 
 /// Serves a client until it closes its end of the connection.
 pub(super) async fn run(
-    settings: EditorSettings,
+    settings: EditorServerSettings,
     input: impl AsyncRead + Unpin,
     output: impl AsyncWrite + Unpin,
 ) -> Result<(), crate::Error> {
@@ -200,7 +200,7 @@ impl EditorServer {
         self: &Arc<Self>,
         method: &str,
         params: Value,
-        prompt: Option<EditorPrompt>,
+        prompt: Option<UnsentEditorPrompt>,
         withdrawn: &CancellationToken,
     ) -> Result<Value, Error> {
         if let Some(prompt) = prompt {
@@ -254,7 +254,7 @@ pub(super) fn written(response: &impl serde::Serialize) -> Result<Value, Error> 
 }
 
 /// A prompt that is registered and not sent yet.
-pub(super) struct EditorPrompt {
+pub(super) struct UnsentEditorPrompt {
     entry: Arc<EditorSession>,
     id: PromptId,
     prompt: Prompt,
@@ -263,7 +263,7 @@ pub(super) struct EditorPrompt {
 
 impl EditorServer {
     /// Registers a prompt.
-    pub(super) fn new_prompt(&self, params: Value) -> Result<EditorPrompt, Error> {
+    pub(super) fn new_prompt(&self, params: Value) -> Result<UnsentEditorPrompt, Error> {
         let request: PromptRequest = read(params)?;
         let entry = self.entry(&request.session_id.0)?;
         let content = content::prompt(request.prompt)?;
@@ -272,16 +272,16 @@ impl EditorServer {
             return Err(Error::invalid_request().data(why));
         };
         let prompt = Prompt::new(content).with_id(id.clone());
-        Ok(EditorPrompt { entry, id, prompt, answer })
+        Ok(UnsentEditorPrompt { entry, id, prompt, answer })
     }
 
     /// Sends a prompt, and waits for its answer.
     pub(super) async fn prompt(
         self: &Arc<Self>,
-        new: EditorPrompt,
+        new: UnsentEditorPrompt,
         withdrawn: &CancellationToken,
     ) -> Result<Value, Error> {
-        let EditorPrompt { entry, id, prompt, mut answer } = new;
+        let UnsentEditorPrompt { entry, id, prompt, mut answer } = new;
         let session = match self.send(&entry, prompt).await {
             Ok(session) => session,
             Err(error) => {
@@ -353,7 +353,7 @@ impl EditorServer {
     /// Cancels the turn in flight and all prompts that wait.
     pub(super) async fn cancel(&self, id: &str) {
         let Ok(entry) = self.entry(id) else { return };
-        entry.prompts(EditorPrompts::cancel);
+        entry.prompts(UnansweredEditorPrompts::cancel);
         if let Some(session) = entry.session() {
             interrupt(&session).await;
         }

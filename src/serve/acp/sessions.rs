@@ -25,7 +25,7 @@ use tokio::sync::oneshot;
 
 use super::{
     entry::EditorSession,
-    relay::{EditorClient, EditorRelay},
+    relay::{EditorClientInfo, EditorRelay},
     server::{EditorServer, written},
     view::EditorJoinMode,
 };
@@ -65,7 +65,7 @@ pub(super) fn refused(id: &ConversationId, error: &crate::Error) -> Error {
 impl EditorServer {
     pub(super) fn initialize(&self, request: InitializeRequest) -> Result<Value, Error> {
         let session = request.client_capabilities.session;
-        *lock(&self.client) = Some(EditorClient {
+        *lock(&self.client) = Some(EditorClientInfo {
             name: request.client_info.map(|client| start(&client.name, MAX_NAME).into()),
             notices: session.is_some_and(|session| session.notices.is_some()),
         });

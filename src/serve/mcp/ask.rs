@@ -15,7 +15,7 @@ use super::{
     answer::blocks,
     caller::{ASK, McpCaller, RefusalText},
     followed::{FollowedPrompt, PromptEnd, RunChange},
-    running::{AskCallOutcome, PromptSenderCall, RunningAskCall},
+    running::{AskCallOutcome, AskPromptOrigin, RunningAskCall},
     tools::{AskInput, AskOutput, id, input},
 };
 use crate::{
@@ -55,8 +55,8 @@ impl<'a> AskCall<'a> {
         let input: AskInput = input(arguments.unwrap_or_default())?;
         let mut call = match request_state {
             Some(state) => match self.rejoin(&state, input_responses.unwrap_or_default()).await? {
-                RejoinedPrompt::Ended(conversation, end) => return result(conversation, end),
-                RejoinedPrompt::Runs(call) => *call,
+                EarlierPromptState::Ended(conversation, end) => return result(conversation, end),
+                EarlierPromptState::Runs(call) => *call,
             },
             None => self.begin(input, prompt).await?,
         };
@@ -98,7 +98,7 @@ impl<'a> AskCall<'a> {
                         (session, events),
                         &labels,
                         followed,
-                        PromptSenderCall::ThisCall,
+                        AskPromptOrigin::ThisCall,
                     ));
                 }
                 // The session was closed after it was opened here, so open it again.
@@ -109,7 +109,11 @@ impl<'a> AskCall<'a> {
     }
 
     /// Follows a prompt that an earlier call has sent, after applying the client's answers.
-    async fn rejoin(self, state: &str, answers: InputResponses) -> Result<RejoinedPrompt<'a>, RefusalText> {
+    async fn rejoin(
+        self,
+        state: &str,
+        answers: InputResponses,
+    ) -> Result<EarlierPromptState<'a>, RefusalText> {
         let state: AskContinuationState = serde_json::from_str(state).map_err(|_| {
             "the request state is invalid; send it back unchanged, or call again without it".to_owned()
         })?;
@@ -117,19 +121,19 @@ impl<'a> AskCall<'a> {
         let mut followed = FollowedPrompt::of(state.prompt, &Accepted::Started { turn: state.turn });
         let ended = events.snapshot().and_then(|snapshot| followed.snapshot(snapshot));
         if let Some(RunChange::Ended(end)) = ended {
-            return Ok(RejoinedPrompt::Ended(state.conversation, end));
+            return Ok(EarlierPromptState::Ended(state.conversation, end));
         }
         let mut call =
-            RunningAskCall::new(self, (session, events), &labels, followed, PromptSenderCall::EarlierCall);
+            RunningAskCall::new(self, (session, events), &labels, followed, AskPromptOrigin::EarlierCall);
         if call.followed.turn() == Some(state.turn) {
             call.answered(answers).await;
         }
-        Ok(RejoinedPrompt::Runs(Box::new(call)))
+        Ok(EarlierPromptState::Runs(Box::new(call)))
     }
 }
 
 /// The state of a prompt that an earlier call has sent.
-enum RejoinedPrompt<'a> {
+enum EarlierPromptState<'a> {
     Ended(ConversationId, PromptEnd),
     Runs(Box<RunningAskCall<'a>>),
 }

@@ -64,7 +64,7 @@ pub(super) async fn serve(
         // Only the first error is kept, because later errors are its consequences.
         lock(&failed).get_or_insert(failure);
     });
-    let pipe = ServerPipe {
+    let pipe = McpPipeTransport {
         inner: AsyncRwTransport::new(messages, output).with_max_line_length(usize::MAX),
         output: Arc::default(),
         gone: gone.clone(),
@@ -87,7 +87,7 @@ pub(super) async fn serve(
 }
 
 /// The transport. It reports the end of the input to the calls, which then end at once.
-struct ServerPipe<R: AsyncRead + Unpin, W: AsyncWrite> {
+struct McpPipeTransport<R: AsyncRead + Unpin, W: AsyncWrite> {
     inner: AsyncRwTransport<RoleServer, R, W>,
     /// Locked while a message is written. Contains whether the output has failed.
     output: Arc<AsyncMutex<bool>>,
@@ -97,7 +97,7 @@ struct ServerPipe<R: AsyncRead + Unpin, W: AsyncWrite> {
     failure: Arc<Mutex<Option<Error>>>,
 }
 
-impl<R, W> Transport<RoleServer> for ServerPipe<R, W>
+impl<R, W> Transport<RoleServer> for McpPipeTransport<R, W>
 where
     R: AsyncRead + Send + Unpin + 'static,
     W: AsyncWrite + Send + Unpin + 'static,

@@ -63,7 +63,7 @@ pub(super) enum AskCallOutcome {
 type NextSessionUpdate = Option<Update<SessionSnapshot, SessionEvent>>;
 
 /// The progress of a call that an update shows.
-enum AskCallProgress {
+enum AskCallUpdate {
     /// The client can show this text.
     Text(String),
     Over(AskCallOutcome),
@@ -71,7 +71,7 @@ enum AskCallProgress {
 
 /// The call that has sent the prompt.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum PromptSenderCall {
+pub(super) enum AskPromptOrigin {
     ThisCall,
     /// The client names the prompt. Another client may have sent it.
     EarlierCall,
@@ -101,7 +101,7 @@ pub(super) struct RunningAskCall<'a> {
     /// The questions that were sent during this call. A question that was withdrawn has no decision.
     questions: FuturesUnordered<BoxFuture<'static, (Arc<PendingUse>, Option<Decision>)>>,
     reports: u32,
-    sender: PromptSenderCall,
+    sender: AskPromptOrigin,
     may: ConversationPermissions,
 }
 
@@ -111,7 +111,7 @@ impl<'a> RunningAskCall<'a> {
         (session, events): (Session, SessionSubscription),
         labels: &Labels,
         followed: FollowedPrompt,
-        sender: PromptSenderCall,
+        sender: AskPromptOrigin,
     ) -> Self {
         let (asked, questions) = (HashMap::new(), FuturesUnordered::new());
         let may = ConversationPermissions::of(&ask.caller.client, labels);
@@ -164,8 +164,8 @@ impl<'a> RunningAskCall<'a> {
         let mut next = Some(first);
         while let Some(update) = next {
             match self.update(update).await {
-                Some(AskCallProgress::Over(outcome)) => return Some(outcome),
-                Some(AskCallProgress::Text(text)) => self.report(text).await,
+                Some(AskCallUpdate::Over(outcome)) => return Some(outcome),
+                Some(AskCallUpdate::Text(text)) => self.report(text).await,
                 None => {}
             }
             next = self.events.next().now_or_never();
@@ -174,12 +174,12 @@ impl<'a> RunningAskCall<'a> {
     }
 
     /// Processes an update.
-    async fn update(&mut self, update: NextSessionUpdate) -> Option<AskCallProgress> {
+    async fn update(&mut self, update: NextSessionUpdate) -> Option<AskCallUpdate> {
         if let Some(labels) = update.as_ref().and_then(new_labels) {
             let McpCaller { client, refused, .. } = self.ask.caller;
             match client.still_permitted(self.session.id(), labels, &[Action::Watch]).await {
                 Ok(labels) => self.may = ConversationPermissions::of(client, &labels),
-                Err(error) => return Some(AskCallProgress::Over(AskCallOutcome::Refused(refused(error)))),
+                Err(error) => return Some(AskCallUpdate::Over(AskCallOutcome::Refused(refused(error)))),
             }
         }
         let unanswered = |why| Some(RunChange::Ended(PromptEnd::Unanswered(why)));
@@ -198,8 +198,8 @@ impl<'a> RunningAskCall<'a> {
             None => unanswered("the session has ended".to_owned()),
         };
         match change? {
-            RunChange::Ended(end) => Some(AskCallProgress::Over(AskCallOutcome::Ended(end))),
-            RunChange::Progress(text) => Some(AskCallProgress::Text(text)),
+            RunChange::Ended(end) => Some(AskCallUpdate::Over(AskCallOutcome::Ended(end))),
+            RunChange::Progress(text) => Some(AskCallUpdate::Text(text)),
             RunChange::Pauses => None,
         }
     }
@@ -303,13 +303,13 @@ impl<'a> RunningAskCall<'a> {
             let mut next = self.events.next().now_or_never();
             loop {
                 while let Some(update) = next {
-                    if let Some(AskCallProgress::Over(_)) = self.update(update).await {
+                    if let Some(AskCallUpdate::Over(_)) = self.update(update).await {
                         return Ok::<_, Error>(());
                     }
                     next = self.events.next().now_or_never();
                 }
                 let is_withdrawn = match self.followed.turn() {
-                    Some(_) if self.sender != PromptSenderCall::ThisCall && !self.may.stop => true,
+                    Some(_) if self.sender != AskPromptOrigin::ThisCall && !self.may.stop => true,
                     // If this turn has ended in the meantime, the session may be working for another client.
                     Some(turn) => self.session.interrupt_turn(turn).await?,
                     // This fails if the prompt's turn has begun in the meantime.

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::{Effects, SessionCore};
 use crate::{
-    agent::FirstMessage,
+    agent::FirstMessageOfRun,
     message::{History, Message, Role, share},
     run::{Error, ErrorKind, Prompt, RunAt},
     session::error::unknown_node,
@@ -35,7 +35,7 @@ pub(super) struct UncommittedBranch {
 
 /// The starting point of a branch or a move, and the change of the path that follows.
 #[derive(Debug, PartialEq)]
-pub(in crate::session) struct BranchBase {
+pub(in crate::session) struct HistoryReplacement {
     /// The messages on the path to the starting point.
     pub(in crate::session) history: History,
     /// The change of the path that follows.
@@ -84,7 +84,7 @@ impl SessionCore {
         &self,
         at: RunAt,
         mut prompt: Prompt,
-    ) -> Result<(BranchBase, FirstMessage), Error> {
+    ) -> Result<(HistoryReplacement, FirstMessageOfRun), Error> {
         let base = match at {
             RunAt::Again(user) => {
                 let node = self.prompt(user)?;
@@ -93,7 +93,8 @@ impl SessionCore {
                     return Err(Error::new(ErrorKind::InvalidPrompt, text));
                 }
                 let settings = self.settings.get(&user).map(|sent| sent.overlaid(prompt.clone()));
-                let message = FirstMessage::Message(Arc::clone(node.message()), settings.unwrap_or(prompt));
+                let message =
+                    FirstMessageOfRun::Message(Arc::clone(node.message()), settings.unwrap_or(prompt));
                 return Ok((self.base(node.parent(), Some(user)), message));
             }
             RunAt::Instead(user) => self.base(self.prompt(user)?.parent(), None),
@@ -102,11 +103,11 @@ impl SessionCore {
         };
         // The prompt's files share their bytes with equal files in the tree.
         share(&mut prompt.content.0, Self::contents(&self.tree));
-        Ok((base, FirstMessage::Prompt(prompt)))
+        Ok((base, FirstMessageOfRun::Prompt(prompt)))
     }
 
     /// Returns the base of a branch below a node at which a history may end.
-    fn below(&self, end: Option<NodeId>) -> Result<BranchBase, Error> {
+    fn below(&self, end: Option<NodeId>) -> Result<HistoryReplacement, Error> {
         end.map_or(Ok(()), |end| check_end(&self.tree, end))?;
         Ok(self.base(end, None))
     }
@@ -135,9 +136,9 @@ impl SessionCore {
 
     /// Returns a branch that starts at the node `base`. `answers` is the user message that gets another response, if
     /// there is one.
-    fn base(&self, base: Option<NodeId>, answers: Option<NodeId>) -> BranchBase {
+    fn base(&self, base: Option<NodeId>, answers: Option<NodeId>) -> HistoryReplacement {
         let history = base.map_or_else(History::new, |base| self.history_to(base));
-        BranchBase { history, then: PathMove::Branch { base, answers } }
+        HistoryReplacement { history, then: PathMove::Branch { base, answers } }
     }
 
     pub(super) fn node(&self, id: NodeId) -> Result<&Node, Error> {
@@ -156,7 +157,10 @@ impl SessionCore {
     /// # Errors
     ///
     /// Fails if the node is unknown, or if the path would end at a prompt without an answer.
-    pub(in crate::session) fn navigate(&self, node: Option<NodeId>) -> Result<Option<BranchBase>, Error> {
+    pub(in crate::session) fn navigate(
+        &self,
+        node: Option<NodeId>,
+    ) -> Result<Option<HistoryReplacement>, Error> {
         let mut tree = self.tree.clone();
         match node {
             Some(id) => {
@@ -175,7 +179,7 @@ impl SessionCore {
             return Ok(None);
         }
         let then = PathMove::To(tree.head());
-        Ok(Some(BranchBase { history: tree.history().clone(), then }))
+        Ok(Some(HistoryReplacement { history: tree.history().clone(), then }))
     }
 
     /// Records that the agent's history was replaced. `with` is the `state` event of this change, which the session has

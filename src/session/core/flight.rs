@@ -5,7 +5,7 @@ use std::{collections::VecDeque, sync::Arc};
 use super::{
     Effects, SessionCore, SessionEffect,
     branching::UncommittedBranch,
-    saving::{StoredTurnInFlight, UnsavedRecord},
+    saving::{StoredTurnFingerprint, UnsavedRunRecords},
 };
 use crate::{
     agent::{self, Config, Status},
@@ -29,14 +29,14 @@ pub(super) struct TurnRecordTracker {
 
 impl SessionCore {
     /// Notes the agent's record after an event. `config` is the configuration in force.
-    pub(super) fn recorded(&mut self, record: &agent::NumberedRecord, config: &Arc<Config>) {
+    pub(super) fn recorded(&mut self, record: &agent::RecordToStore, config: &Arc<Config>) {
         let turn = record.turn.as_ref().map(|turn| self.completed(turn.clone()));
         let last = turn.as_ref().map(kept);
         if let Some(turn) = turn {
             // A turn must not continue with older settings than those that its callbacks have chosen.
             self.adopt(config);
             let rows = std::mem::take(&mut self.rows);
-            self.record(UnsavedRecord::of_turn(rows, turn));
+            self.record(UnsavedRunRecords::of_turn(rows, turn));
         }
         let wanted = self.wanted();
         let flight = self.flight.get_or_insert_default();
@@ -125,7 +125,7 @@ impl SessionCore {
 
     /// Notes the version after a write of [`restart`](Self::restart) or [`handed_over`](Self::handed_over).
     pub(in crate::session) fn rewritten(&mut self, version: Version) {
-        let turn = self.last_record().map(StoredTurnInFlight::of);
+        let turn = self.last_record().map(StoredTurnFingerprint::of);
         self.saver.rewritten(version, turn);
     }
 

@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use super::{Effects, SessionCore, SessionEffect, saving::UnsavedRecord};
+use super::{Effects, SessionCore, SessionEffect, saving::UnsavedRunRecords};
 use crate::{
     agent::Event,
     run::{KnownPrompt, Prompt, PromptId, PromptState, RunEnd, RunOutcome, TurnRecord},
@@ -13,7 +13,7 @@ use crate::{
 
 /// The known prompts of the conversation.
 #[derive(Debug, Default)]
-pub(super) struct KnownPrompts {
+pub(super) struct PromptStateTracker {
     /// The prompts in their current states, with the latest prompt at the end.
     list: Vec<KnownPrompt>,
     /// The prompts that end with the next event, which ends a turn, or which starts one with another prompt.
@@ -30,7 +30,7 @@ impl SessionCore {
     /// Sets the prompts that are known from earlier lives. `are_stored` states whether the outcomes of all later prompts
     /// are stored.
     pub(in crate::session) fn set_prompts(&mut self, list: Vec<KnownPrompt>, are_stored: bool) {
-        self.prompts = KnownPrompts { list, are_stored, ..KnownPrompts::default() };
+        self.prompts = PromptStateTracker { list, are_stored, ..PromptStateTracker::default() };
     }
 
     /// Returns the prompt with this id.
@@ -125,7 +125,7 @@ impl SessionCore {
 
     /// Stores the end of a run, with the outcomes of prompts.
     pub(super) fn store_end(&mut self, end: RunEnd) {
-        self.record(UnsavedRecord::of_end(end));
+        self.record(UnsavedRunRecords::of_end(end));
         self.outcomes_recorded();
     }
 

@@ -14,11 +14,11 @@ mod record;
 
 use std::{collections::VecDeque, sync::Arc};
 
-pub(in crate::session) use conflict::ConflictFinding;
-pub(in crate::session) use record::StoredTurnInFlight;
-pub(in crate::session) use record::UnsavedRecord;
+pub(in crate::session) use conflict::ConversationAfterConflict;
+pub(in crate::session) use record::StoredTurnFingerprint;
+pub(in crate::session) use record::UnsavedRunRecords;
 
-use super::{Effects, SessionCore, SessionEffect, SessionEnv};
+use super::{Effects, SessionCore, SessionCoreEnv, SessionEffect};
 use crate::{
     session::{SessionEvent, StoreReport},
     store::{Change, Commit, StateChange, StoredState, TitleBy, Version, Write},
@@ -31,7 +31,7 @@ pub(in crate::session) type WriteJob = (Write, Change);
 
 /// The stored state and the writes that are due.
 #[derive(Debug)]
-pub(super) struct Saver {
+pub(super) struct SaveTracker {
     /// The version of the conversation in the store, or `None` if the conversation does not exist there yet.
     version: Option<Version>,
     /// The tree in the store. `None` if it equals the stable tree, which is the session's tree without an uncommitted
@@ -46,11 +46,11 @@ pub(super) struct Saver {
     /// store.
     erased: Option<Box<Erased>>,
     /// The usage, the end of a run and the turn in flight that are not in the store.
-    record: UnsavedRecord,
+    record: UnsavedRunRecords,
     /// The turn in flight that is in the store.
-    flight: Option<Box<StoredTurnInFlight>>,
+    flight: Option<Box<StoredTurnFingerprint>>,
     /// The changes to the tree that are not in the store, in order.
-    portions: VecDeque<UnsavedPortion>,
+    portions: VecDeque<UnsavedTurnChanges>,
     /// The maximum number of portions in a commit. `usize::MAX` means no limit. While there is a limit, the state is
     /// written separately.
     at_most: usize,
@@ -69,7 +69,7 @@ pub(super) struct Saver {
 
 /// The smallest part of the unsaved changes that can be written alone: a turn and the moves of the head after it.
 #[derive(Debug)]
-struct UnsavedPortion {
+struct UnsavedTurnChanges {
     head: Option<NodeId>,
     /// The number of nodes in the tree after this portion.
     nodes: usize,
@@ -91,7 +91,7 @@ struct PendingWrite {
     under_way: bool,
 }
 
-impl Saver {
+impl SaveTracker {
     pub(super) fn new() -> Self {
         Self {
             version: None,
@@ -100,7 +100,7 @@ impl Saver {
             state_is_due: false,
             attempt: None,
             erased: None,
-            record: UnsavedRecord::default(),
+            record: UnsavedRunRecords::default(),
             flight: None,
             portions: VecDeque::new(),
             at_most: usize::MAX,
@@ -120,7 +120,7 @@ impl Saver {
 
     /// Notes the version of the conversation and its turn in flight after a write that was made outside this module: a
     /// counted restart or the mark of a handover.
-    pub(super) fn rewritten(&mut self, version: Version, flight: Option<StoredTurnInFlight>) {
+    pub(super) fn rewritten(&mut self, version: Version, flight: Option<StoredTurnFingerprint>) {
         self.version = Some(version);
         self.flight = flight.map(Box::new);
     }
@@ -133,7 +133,7 @@ impl Saver {
     }
 
     /// Adds the data of a commit that was not written to the record again.
-    fn keep_record(&mut self, earlier: UnsavedRecord) {
+    fn keep_record(&mut self, earlier: UnsavedRunRecords) {
         let later = std::mem::take(&mut self.record);
         self.record = earlier.then(later);
     }
@@ -155,7 +155,7 @@ impl Saver {
         let is_free = self.portions.len() > under_way;
         match self.portions.back_mut().filter(|last| is_free && last.nodes == nodes) {
             Some(last) => last.head = head,
-            None => self.portions.push_back(UnsavedPortion { head, nodes, bytes }),
+            None => self.portions.push_back(UnsavedTurnChanges { head, nodes, bytes }),
         }
     }
 
@@ -187,12 +187,12 @@ impl Saver {
 impl SessionCore {
     /// Starts the next write, if there are unsaved changes and no write is in flight. If a failed write is waiting to
     /// be repeated, it is repeated now instead.
-    pub(in crate::session) fn save(&mut self, env: &SessionEnv<'_>, effects: &mut Effects) {
+    pub(in crate::session) fn save(&mut self, env: &SessionCoreEnv<'_>, effects: &mut Effects) {
         self.begin_next(env, effects);
         self.report_written(effects);
     }
 
-    fn begin_next(&mut self, env: &SessionEnv<'_>, effects: &mut Effects) {
+    fn begin_next(&mut self, env: &SessionCoreEnv<'_>, effects: &mut Effects) {
         self.update_behind(env, effects);
         if self.saver.loss.is_some() {
             return;
@@ -215,7 +215,7 @@ impl SessionCore {
         }
     }
 
-    fn next_attempt(&mut self, env: &SessionEnv<'_>) -> Option<PendingWrite> {
+    fn next_attempt(&mut self, env: &SessionCoreEnv<'_>) -> Option<PendingWrite> {
         // The state, if the next write has to contain it.
         let is_new = self.saver.version.is_none();
         let now = (is_new || self.saver.state_is_due).then(|| Box::new(self.state()));
@@ -342,7 +342,12 @@ impl SessionCore {
 
     /// Erases nodes from the tree, and starts to erase them from the store. The caller must ensure that all earlier
     /// changes are saved.
-    pub(in crate::session) fn erased(&mut self, erased: Erased, env: &SessionEnv<'_>, effects: &mut Effects) {
+    pub(in crate::session) fn erased(
+        &mut self,
+        erased: Erased,
+        env: &SessionCoreEnv<'_>,
+        effects: &mut Effects,
+    ) {
         if let Err(error) = self.tree.apply_erased(&erased) {
             unreachable!("the erasure was made from this tree: {error}");
         }
@@ -364,7 +369,7 @@ impl SessionCore {
     }
 
     /// Notes the turn in flight that is in the store.
-    pub(in crate::session) fn loaded_flight(&mut self, flight: Option<StoredTurnInFlight>) {
+    pub(in crate::session) fn loaded_flight(&mut self, flight: Option<StoredTurnFingerprint>) {
         self.saver.flight = flight.map(Box::new);
     }
 
@@ -435,7 +440,7 @@ impl SessionCore {
         self.saver.loss.as_ref()
     }
 
-    fn update_behind(&mut self, env: &SessionEnv<'_>, effects: &mut Effects) {
+    fn update_behind(&mut self, env: &SessionCoreEnv<'_>, effects: &mut Effects) {
         let behind = self.saver.unsaved.saturating_add(self.record_weight()) > env.unsaved_limit;
         if behind != self.saver.was_behind {
             self.saver.was_behind = behind;

@@ -6,15 +6,17 @@ use tokio::sync::oneshot;
 
 use super::{
     SessionExit, SessionTask,
-    replies::{FlushWaiter, ReplyAfterStore},
+    replies::{ReplyAfterStore, StoredChangesWaiter},
 };
 use crate::{
     agent::{Durable, Status},
     run::{Error, ErrorKind, RunSpec},
     session::{
         SessionEvent, SessionSnapshot, StoreReport,
-        command::{SessionCommandResult, SessionTaskCommand, StartedRun, StopSession, UnsavedChanges},
-        core::{BranchBase, PathMove, SessionCore},
+        command::{
+            SessionCommandResult, SessionTaskCommand, StartedRun, StopSessionCommand, UnsavedChangesReport,
+        },
+        core::{HistoryReplacement, PathMove, SessionCore},
         error::{of_agent, unknown_node},
     },
     store::TitleBy,
@@ -64,7 +66,7 @@ impl SessionTask {
             SessionTaskCommand::Store(reply) => {
                 self.step(SessionCore::store);
                 let wanted = if self.core.is_stored() { 0 } else { self.core.wanted() };
-                self.flushes.push(FlushWaiter {
+                self.flushes.push(StoredChangesWaiter {
                     wanted,
                     until: None,
                     reply: ReplyAfterStore::Flushed(reply),
@@ -105,7 +107,7 @@ impl SessionTask {
             SessionTaskCommand::Flush(until, reply) => {
                 self.catch_up().await?;
                 self.flushes.retain(|flush| !flush.reply.is_closed());
-                self.flushes.push(FlushWaiter {
+                self.flushes.push(StoredChangesWaiter {
                     wanted: self.core.wanted(),
                     until,
                     reply: ReplyAfterStore::Flushed(reply),
@@ -121,7 +123,11 @@ impl SessionTask {
                         // The agent's record of the turn has to arrive before the reply can wait until it is stored.
                         self.catch_up().await?;
                         let reply = ReplyAfterStore::Begun(reply, begun);
-                        self.flushes.push(FlushWaiter { wanted: self.core.wanted(), until: None, reply });
+                        self.flushes.push(StoredChangesWaiter {
+                            wanted: self.core.wanted(),
+                            until: None,
+                            reply,
+                        });
                         self.answer_flushes();
                     }
                     begun => drop(reply.send(begun)),
@@ -143,7 +149,8 @@ impl SessionTask {
     async fn begin(&mut self, spec: RunSpec, caller: CallerSpan) -> Result<StartedRun, Error> {
         loop {
             let at = self.catch_up_idle().await?;
-            let (BranchBase { history, then }, opening) = self.core.begin(spec.at, spec.prompt.clone())?;
+            let (HistoryReplacement { history, then }, opening) =
+                self.core.begin(spec.at, spec.prompt.clone())?;
             let (asker, response) = spec.wait.then(oneshot::channel).unzip();
             let begun = self.owner.begin(at, history, opening, asker, caller.clone()).await;
             if let Some(done) = self.follow(begun, then).await {
@@ -155,7 +162,7 @@ impl SessionTask {
     async fn navigate(&mut self, node: Option<NodeId>) -> Result<(), Error> {
         loop {
             let at = self.catch_up_idle().await?;
-            let Some(BranchBase { history, then }) = self.core.navigate(node)? else {
+            let Some(HistoryReplacement { history, then }) = self.core.navigate(node)? else {
                 return Ok(());
             };
             let moved = self.owner.set(at, history).await.map(|with| (with, ()));
@@ -239,18 +246,18 @@ impl SessionTask {
     }
 
     /// Returns the changes that are not in the store, if there are any.
-    pub(super) fn unsaved(&self) -> Option<UnsavedChanges> {
+    pub(super) fn unsaved(&self) -> Option<UnsavedChangesReport> {
         if self.is_saved() {
             return None;
         }
         let error = self.core.report().and_then(StoreReport::error).map(str::to_owned);
-        Some(UnsavedChanges { nodes: self.core.unsaved().len(), error })
+        Some(UnsavedChangesReport { nodes: self.core.unsaved().len(), error })
     }
 }
 
 /// The reason why no more commands are executed.
 enum CommandLoopEnd {
-    Stopped(StopSession),
+    Stopped(StopSessionCommand),
     AgentEnded,
     Unwanted,
 }

@@ -17,9 +17,9 @@ use tracing::Span;
 use super::{SessionTask, leaving::TurnsToLeave, writing};
 use crate::{
     actor::passed,
-    agent::{Agent, Snapshot, Status, StopPolicy},
+    agent::{Agent, AgentStopTurnPolicy, Snapshot, Status},
     session::{
-        command::{SessionTaskCommand, StopSession, UnsavedChanges},
+        command::{SessionTaskCommand, StopSessionCommand, UnsavedChangesReport},
         core::SessionCore,
     },
     store::Lease,
@@ -37,22 +37,22 @@ impl SessionTask {
         mut self: Box<Self>,
         mut commands: mpsc::Receiver<Box<SessionTaskCommand>>,
         reason: EndReason,
-        stop: Option<StopSession>,
+        stop: Option<StopSessionCommand>,
     ) {
         self.shared.termination.close(reason.clone());
         let limit = stop.as_ref().map_or(self.shared.setup.end_timeout, |stop| stop.deadline);
         self.ends_by = Instant::now().checked_add(limit);
         let in_flight = match stop.as_ref().map(|stop| stop.in_flight).unwrap_or_default() {
-            StopPolicy::Leave => self.leave_turn(TurnsToLeave::All).await,
-            StopPolicy::Keep if reason == EndReason::HandlesDropped => {
+            AgentStopTurnPolicy::Leave => self.leave_turn(TurnsToLeave::All).await,
+            AgentStopTurnPolicy::Keep if reason == EndReason::HandlesDropped => {
                 self.leave_turn(TurnsToLeave::Paused).await
             }
             in_flight => in_flight,
         };
         // Another owner continues the recorded turn, and repeats its calls.
         let is_continued = self.core.is_lost() && self.core.is_recorded();
-        let in_flight = if is_continued { StopPolicy::Leave } else { in_flight };
-        let mut waiting: Vec<StopSession> = stop.into_iter().collect();
+        let in_flight = if is_continued { AgentStopTurnPolicy::Leave } else { in_flight };
+        let mut waiting: Vec<StopSessionCommand> = stop.into_iter().collect();
         self.wind_down(&mut commands, &mut waiting, limit, in_flight).await;
         // Abort the agent if it is still running. It ends at once, unless its callbacks block their thread. The agent
         // must have ended before the next session of this conversation starts.
@@ -73,7 +73,7 @@ impl SessionTask {
         let _ = timeout(left.max(CUTTING_OFF), self.release()).await;
         let snapshot = Arc::new(self.last_snapshot());
         let unsaved = self.unsaved().or_else(|| self.missed());
-        if let (Some(UnsavedChanges { nodes, error }), []) = (&unsaved, &*waiting) {
+        if let (Some(UnsavedChangesReport { nodes, error }), []) = (&unsaved, &*waiting) {
             tracing::error!(id = %self.shared.id, nodes, error, %reason, "a session ended with unsaved changes");
         }
         if let Some(unsaved) = &unsaved {
@@ -105,9 +105,9 @@ impl SessionTask {
     async fn wind_down(
         &mut self,
         commands: &mut mpsc::Receiver<Box<SessionTaskCommand>>,
-        waiting: &mut Vec<StopSession>,
+        waiting: &mut Vec<StopSessionCommand>,
         limit: Duration,
-        in_flight: StopPolicy,
+        in_flight: AgentStopTurnPolicy,
     ) {
         let (agent, limit): (Agent, _) = (self.agent.clone(), self.left_of(limit));
         let mut stopping = Box::pin(async move {
@@ -116,7 +116,7 @@ impl SessionTask {
             let _ = agent.end_within(limit, in_flight).await;
         });
         // The events of an agent whose turn is left have no end, so the session waits for the agent itself.
-        let waits_for_agent = in_flight == StopPolicy::Leave;
+        let waits_for_agent = in_flight == AgentStopTurnPolicy::Leave;
         let (mut stopped, mut heard_out, mut open) = (false, false, true);
         let mut deadline = self.ends_by.map(|ends_by| Box::pin(sleep_until(ends_by)));
         // The agent may use all the remaining time. Meanwhile, the session continues to save and repeats failed writes.
@@ -199,7 +199,7 @@ impl SessionTask {
 
     /// Returns an error if events of the agent are missing because a busy agent was aborted or could not end. The missing
     /// events may include those of a complete turn.
-    fn missed(&self) -> Option<UnsavedChanges> {
+    fn missed(&self) -> Option<UnsavedChangesReport> {
         let last = self.agent.end().and_then(|end| end.snapshot).map(|snapshot| snapshot.last.number);
         let knows_all = match last {
             _ if self.core.leaves_turn() => true,
@@ -209,7 +209,7 @@ impl SessionTask {
         let error =
             "the deadline passed before all events of the agent arrived; the last turn may be missing"
                 .to_owned();
-        if knows_all { None } else { Some(UnsavedChanges { nodes: 0, error: Some(error) }) }
+        if knows_all { None } else { Some(UnsavedChangesReport { nodes: 0, error: Some(error) }) }
     }
 
     /// Returns the session's last snapshot.

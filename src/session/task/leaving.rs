@@ -8,7 +8,7 @@ use tracing::Span;
 use super::{CommitReceiver, SessionTask, writing};
 use crate::{
     actor::passed,
-    agent::{Durable, Status, StopPolicy},
+    agent::{AgentStopTurnPolicy, Durable, Status},
     run::Error,
     session::core::SessionCore,
     store::Change,
@@ -39,9 +39,9 @@ impl SessionTask {
     /// turn by an agent that still runs.
     ///
     /// If the turn is left, the task stops listening to the agent, so that the agent's later events change nothing.
-    pub(super) async fn leave_turn(&mut self, leaves: TurnsToLeave) -> StopPolicy {
+    pub(super) async fn leave_turn(&mut self, leaves: TurnsToLeave) -> AgentStopTurnPolicy {
         if self.shared.setup.durable == Durable::Turns && !self.core.is_recorded() {
-            return StopPolicy::Keep;
+            return AgentStopTurnPolicy::Keep;
         }
         let storing = match self.ends_by {
             Some(ends_by) => timeout_at(ends_by, self.store_turn(leaves)).await.ok(),
@@ -56,12 +56,12 @@ impl SessionTask {
             }
         };
         if !is_left {
-            return StopPolicy::Keep;
+            return AgentStopTurnPolicy::Keep;
         }
         self.core.leave_turn();
         let (_, ended): (_, CommitReceiver) = futures_channel::mpsc::channel(0);
         self.deliveries = ended;
-        StopPolicy::Leave
+        AgentStopTurnPolicy::Leave
     }
 
     /// Stores the current state of the turn in flight. If the turn only waits for decisions, ends the agent.

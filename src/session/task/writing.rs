@@ -14,8 +14,8 @@ use tracing::{Instrument, Span};
 use super::SessionTask;
 use crate::{
     session::{
-        core::{ConflictFinding, SessionCore, StoredTurnInFlight, WriteJob},
-        tenure::{ConversationLease, HeldLease, LeaseKeeper},
+        core::{ConversationAfterConflict, SessionCore, StoredTurnFingerprint, WriteJob},
+        tenure::{ConversationLease, LeaseKeeper, LeaseShared},
     },
     store::{Change, ConversationId, Lease, Owner, Store, StoreError, Stored, Version},
     telemetry::SaveTraces,
@@ -31,7 +31,7 @@ pub(in crate::session) enum WriteOutcome {
     /// conversation.
     Done(Version, Option<ConversationLease>),
     /// Another writer was first. The store now has this content.
-    Conflict(StoreError, Box<ConflictFinding>),
+    Conflict(StoreError, Box<ConversationAfterConflict>),
 }
 
 /// An attempt at a write.
@@ -40,7 +40,7 @@ type WriteFuture = Pin<Box<dyn Future<Output = WriteAttemptResult> + Send>>;
 /// The attempts in flight for one write: at most the first attempt and the latest attempt. Both have the same write id,
 /// so either attempt may take effect.
 #[derive(Default)]
-pub(in crate::session) struct SaveAttempts {
+pub(in crate::session) struct InFlightWriteAttempts {
     futures: Vec<WriteFuture>,
     /// The keeper for the lease of a conversation that is being created.
     keeper: Option<Arc<LeaseKeeper>>,
@@ -48,7 +48,7 @@ pub(in crate::session) struct SaveAttempts {
     pub(super) traces: SaveTraces,
 }
 
-impl SaveAttempts {
+impl InFlightWriteAttempts {
     fn add(&mut self, attempt: WriteFuture) {
         // The first attempt is kept, because it started earliest and a slow store is likely to finish it first.
         self.futures.truncate(1);
@@ -186,7 +186,7 @@ impl<T> Drop for AbortOnDrop<T> {
 /// The ownership under which a write is made.
 enum WriteOwnership {
     /// The session owns the conversation.
-    Held(Arc<HeldLease>),
+    Held(Arc<LeaseShared>),
     /// The conversation does not exist yet. This owner will own the conversation after it is created, and the keeper
     /// renews the lease.
     New(Owner, Option<Arc<LeaseKeeper>>),
@@ -214,12 +214,12 @@ async fn perform(
     }
 }
 
-async fn find(store: &dyn Store, id: &ConversationId) -> Result<ConflictFinding, StoreError> {
+async fn find(store: &dyn Store, id: &ConversationId) -> Result<ConversationAfterConflict, StoreError> {
     let Stored { version, state, nodes, head, cursors, next, turn, .. } = store.load(id).await?;
-    let flight = StoredTurnInFlight::of_stored(turn.as_deref(), head);
+    let flight = StoredTurnFingerprint::of_stored(turn.as_deref(), head);
     let tree = Tree::restored(nodes, head, cursors, next)
         .map_err(|error| StoreError::damaged(format!("conversation {id}"), error.to_string()))?;
-    Ok(ConflictFinding { version, tree, state, flight })
+    Ok(ConversationAfterConflict { version, tree, state, flight })
 }
 
 async fn write(

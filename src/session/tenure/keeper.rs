@@ -28,7 +28,7 @@ use tokio::{
     time::{Instant, sleep_until, timeout},
 };
 
-use super::{HeldLease, PATIENCE};
+use super::{LeaseShared, PATIENCE};
 use crate::{
     panics::contained_async,
     store::{ConversationId, Epoch, Lease, Store, StoreError},
@@ -67,7 +67,7 @@ type Acquisitions = HashMap<ConversationId, ConversationAcquisitions>;
 struct ConversationAcquisitions {
     in_flight: usize,
     /// The lease that the store has granted after its caller had given up.
-    late: Option<Arc<HeldLease>>,
+    late: Option<Arc<LeaseShared>>,
 }
 
 /// Counts an acquisition until it is dropped.
@@ -83,7 +83,7 @@ impl AcquisitionInFlight {
     }
 
     /// Gives a lease to the keeper whose caller has given up.
-    pub(super) fn arrived_late(self, held: Arc<HeldLease>) {
+    pub(super) fn arrived_late(self, held: Arc<LeaseShared>) {
         self.keeper.acquisitions.send_modify(|all| {
             let late = &mut all.entry(self.id.clone()).or_default().late;
             // Of two leases, only the later one is valid.
@@ -113,7 +113,7 @@ impl Drop for AcquisitionInFlight {
 }
 
 /// Returns the epoch of a lease, or `None` if the lease is lost.
-fn epoch(held: &HeldLease) -> Option<Epoch> {
+fn epoch(held: &LeaseShared) -> Option<Epoch> {
     held.lease().ok().map(|lease| lease.epoch)
 }
 
@@ -121,12 +121,12 @@ type LeaseReplyTx = oneshot::Sender<Result<Lease, StoreError>>;
 
 pub(super) enum LeaseKeeperCommand {
     /// Renew this lease from now on.
-    Keep(Arc<HeldLease>),
+    Keep(Arc<LeaseShared>),
     /// The store has rejected the lease with this epoch. Find out why, and reply.
-    Check(Arc<HeldLease>, Epoch, LeaseReplyTx),
+    Check(Arc<LeaseShared>, Epoch, LeaseReplyTx),
     /// Release this lease and record the last event of the session's feed, then drop the sender. The caller waits for
     /// that.
-    Release(Arc<HeldLease>, Option<EventId>, Option<oneshot::Sender<()>>),
+    Release(Arc<LeaseShared>, Option<EventId>, Option<oneshot::Sender<()>>),
     /// A lease of this conversation has arrived late, and no acquisition is in flight any more.
     Late(ConversationId),
 }
@@ -201,7 +201,7 @@ struct LeaseKeeperTask {
     store: Arc<dyn Store>,
     acquisitions: Arc<watch::Sender<Acquisitions>>,
     /// The leases that are renewed regularly.
-    held: HashMap<LeaseKey, Arc<HeldLease>>,
+    held: HashMap<LeaseKey, Arc<LeaseShared>>,
     /// The rejected leases that are being renewed. Each has a list of senders for the callers that wait for the
     /// outcome.
     lapsed: HashMap<LeaseKey, Vec<LeaseReplyTx>>,
@@ -217,7 +217,7 @@ enum LeaseCallOutcome {
     /// leases is unknown.
     Renewed(Vec<LeaseKey>, Result<(), StoreError>),
     /// The renewal of a rejected lease succeeded or failed.
-    Revived(Arc<HeldLease>, Epoch, Result<Lease, StoreError>),
+    Revived(Arc<LeaseShared>, Epoch, Result<Lease, StoreError>),
     Released,
 }
 
@@ -279,7 +279,7 @@ impl LeaseKeeperTask {
     }
 
     /// Takes the late lease of a conversation, if it has one that is later than this epoch.
-    fn take_late(&self, id: &ConversationId, after: Option<Epoch>) -> Option<Arc<HeldLease>> {
+    fn take_late(&self, id: &ConversationId, after: Option<Epoch>) -> Option<Arc<LeaseShared>> {
         let mut taken = None;
         self.acquisitions.send_if_modified(|all| {
             if let Some(own) = all.get_mut(id) {
@@ -307,7 +307,7 @@ impl LeaseKeeperTask {
         }
     }
 
-    fn keep(&mut self, held: Arc<HeldLease>) {
+    fn keep(&mut self, held: Arc<LeaseShared>) {
         if let Some(Ok(late)) = self.take_late(&held.id, epoch(&held)).map(|late| late.lease()) {
             drop(held.lease.send_replace(Ok(late)));
         }
@@ -320,7 +320,12 @@ impl LeaseKeeperTask {
         }
     }
 
-    fn release(&mut self, held: &Arc<HeldLease>, mark: Option<EventId>, reply: Option<oneshot::Sender<()>>) {
+    fn release(
+        &mut self,
+        held: &Arc<LeaseShared>,
+        mark: Option<EventId>,
+        reply: Option<oneshot::Sender<()>>,
+    ) {
         held.is_over.store(true, Ordering::Release);
         let Ok(lease) = held.lease() else {
             return;
@@ -379,7 +384,7 @@ impl LeaseKeeperTask {
 
     /// Starts to find out whether a rejected lease has expired or whether another owner has acquired the conversation.
     /// To find out, the lease is renewed. A renewal does not harm another owner, and it can be repeated.
-    fn revive(&mut self, held: Arc<HeldLease>, refused: Epoch, waiting: Vec<LeaseReplyTx>) {
+    fn revive(&mut self, held: Arc<LeaseShared>, refused: Epoch, waiting: Vec<LeaseReplyTx>) {
         self.lapsed.insert((held.id.clone(), refused), waiting);
         let (store, mut acquisitions) = (Arc::clone(&self.store), self.acquisitions.subscribe());
         self.work.push(Box::pin(async move {
@@ -421,7 +426,7 @@ impl LeaseKeeperTask {
         }
     }
 
-    fn revived(&mut self, held: Arc<HeldLease>, refused: Epoch, revived: Result<Lease, StoreError>) {
+    fn revived(&mut self, held: Arc<LeaseShared>, refused: Epoch, revived: Result<Lease, StoreError>) {
         let waiting = self.lapsed.remove(&(held.id.clone(), refused)).unwrap_or_default();
         let late = self.take_late(&held.id, Some(refused)).map(|late| late.lease());
         let revived = late.unwrap_or(revived);

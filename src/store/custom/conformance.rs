@@ -42,7 +42,7 @@ use async_trait::async_trait;
 
 use super::{Change, Commit, StoredState, Version, Write};
 use crate::{
-    conformance::{CheckOutcome, ConformanceReport, checks, run},
+    conformance::{ConformanceReport, PassedOrSkipped, checks, run},
     message::Message,
     store::{ConversationId, Store},
     tree::{Node, NodeId},

@@ -30,7 +30,7 @@ use crate::{
     message::{Timestamp, UsageRow, UsageSum},
     store::{
         Filter, Labels, StoreError, Summary, Version, WriteId,
-        attachments::AttachmentFiles,
+        attachments::AttachmentCodec,
         ledger::{DeletedConversationsUsage, UsageSumsByModel, by_hour, kept_labels},
     },
 };
@@ -44,7 +44,7 @@ pub(super) fn path(folder: &Path) -> PathBuf {
 }
 
 /// The usage ledger of a conversation.
-pub(super) struct UsageLedgerFile {
+pub(super) struct ConversationUsageLedger {
     birth: ConversationBirth,
     labels: Labels,
     /// The rows, oldest first.
@@ -52,14 +52,18 @@ pub(super) struct UsageLedgerFile {
 }
 
 /// Reads the usage ledger. Returns `None` if the creation of the log was interrupted.
-pub(super) fn ledger(log: &ConversationLog<'_>) -> Result<Option<UsageLedgerFile>, StoreError> {
+pub(super) fn ledger(log: &ConversationLog<'_>) -> Result<Option<ConversationUsageLedger>, StoreError> {
     let mut rows = Vec::new();
-    let replay = log.replay(&AttachmentFiles::ignored(), |change| {
+    let replay = log.replay(&AttachmentCodec::ignored(), |change| {
         if let LogChange::Commit(commit) = change {
             rows.extend(commit.usage_rows());
         }
     })?;
-    Ok(replay.map(|replay| UsageLedgerFile { birth: replay.birth, labels: replay.stored.state.labels, rows }))
+    Ok(replay.map(|replay| ConversationUsageLedger {
+        birth: replay.birth,
+        labels: replay.stored.state.labels,
+        rows,
+    }))
 }
 
 /// The length in bytes above which a file is merged. A file with longer merged sums is merged when it has twice their
@@ -75,7 +79,7 @@ struct DeletedConversationLine {
     /// the number of the merge.
     birth: ConversationBirth,
     labels: Labels,
-    used: Vec<HourlyUsage>,
+    used: Vec<HourlyModelUsage>,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     merged: Vec<MergedUsage>,
 }
@@ -88,7 +92,7 @@ impl DeletedConversationLine {
     }
 
     /// Returns the sums with their labels.
-    fn into_sums(self) -> impl Iterator<Item = (Labels, HourlyUsage)> {
+    fn into_sums(self) -> impl Iterator<Item = (Labels, HourlyModelUsage)> {
         let own = self.used.into_iter().map(move |used| (self.labels.clone(), used));
         own.chain(self.merged.into_iter().map(|merged| (merged.labels, merged.used)))
     }
@@ -96,7 +100,7 @@ impl DeletedConversationLine {
 
 /// The usage of one model within an hour.
 #[derive(Serialize, Deserialize)]
-struct HourlyUsage {
+struct HourlyModelUsage {
     hour: Timestamp,
     #[serde(flatten)]
     sum: UsageSum,
@@ -107,7 +111,7 @@ struct HourlyUsage {
 struct MergedUsage {
     labels: Labels,
     #[serde(flatten)]
-    used: HourlyUsage,
+    used: HourlyModelUsage,
 }
 
 /// Calls `take` with the record of each line of the file. Ignores an incomplete last line, because the log of its
@@ -130,7 +134,7 @@ fn scan(
 /// Returns `false` if another process or handle has locked the file.
 pub(super) fn keep(
     folder: &Path,
-    ledger: &UsageLedgerFile,
+    ledger: &ConversationUsageLedger,
     durability: Durability,
 ) -> Result<bool, StoreError> {
     let path = path(folder);
@@ -162,7 +166,7 @@ pub(super) fn keep(
         }
     }
     let hours = by_hour(&ledger.rows).into_iter();
-    let mut used: Vec<_> = hours.map(|((hour, _), sum)| HourlyUsage { hour, sum }).collect();
+    let mut used: Vec<_> = hours.map(|((hour, _), sum)| HourlyModelUsage { hour, sum }).collect();
     used.sort_by(|a, b| (a.hour, &a.sum.model).cmp(&(b.hour, &b.sum.model)));
     let labels = kept_labels(&ledger.labels);
     let (format_version, birth, merged) = (FORMAT, ledger.birth, Vec::new());
@@ -193,11 +197,12 @@ fn merge(folder: &Path, path: &Path, file: &File) -> Result<bool, StoreError> {
         if there.contains(&line.birth) {
             rest.extend(encode(&line));
         } else {
-            line.into_sums().for_each(|(labels, HourlyUsage { hour, sum })| sums.add(&labels, hour, sum));
+            line.into_sums()
+                .for_each(|(labels, HourlyModelUsage { hour, sum })| sums.add(&labels, hour, sum));
         }
     }
     let merged = sums.iter().map(|(labels, hour, sum)| {
-        let used = HourlyUsage { hour, sum: sum.clone() };
+        let used = HourlyModelUsage { hour, sum: sum.clone() };
         MergedUsage { labels: labels.clone(), used }
     });
     let (birth, merged) = ((Version::new(0), WriteId::generate()), merged.collect());
@@ -295,7 +300,7 @@ fn used_at_once(
     let there: HashSet<_> = counted.iter().map(|(birth, _)| *birth).collect();
     let mut sums = UsageSumsByModel::default();
     let deleted = deleted.into_values().filter(|deleted| !there.contains(&deleted.birth));
-    for (labels, HourlyUsage { hour, sum }) in deleted.flat_map(DeletedConversationLine::into_sums) {
+    for (labels, HourlyModelUsage { hour, sum }) in deleted.flat_map(DeletedConversationLine::into_sums) {
         if filter.matches(&labels) && period.contains(&hour) {
             sums.add(sum.model.as_deref(), sum.requests, sum.usage);
         }

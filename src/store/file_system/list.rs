@@ -10,7 +10,7 @@ use crate::{
     message::Timestamp,
     store::{
         ConversationId, Listing, StoreError, Summary, TurnSummary, Turns, Version,
-        attachments::AttachmentFiles,
+        attachments::AttachmentCodec,
     },
 };
 
@@ -79,7 +79,7 @@ pub(super) fn turns(
         if !summary.is_some_and(|summary| summary.in_flight && filter.matches(&summary.labels)) {
             return Ok(None);
         }
-        let stored = match log::read(place, |log| log.replay(&AttachmentFiles::ignored(), |_| {})) {
+        let stored = match log::read(place, |log| log.replay(&AttachmentCodec::ignored(), |_| {})) {
             Ok(Some(replay)) => replay.stored,
             // The log can't be read or was deleted meanwhile, so leave the conversation out. A call that loads the
             // conversation reports the problem.

@@ -18,11 +18,11 @@ use super::{
     Durability,
     place::{LogPath, check_folder, failed, is_file, private, require_file, try_lock},
     record::{
-        ConversationListEntry, FORMAT, LogChange, LogRecordEnd, LogRecordParts, LogRecordStamp, file_names,
-        has_all_names, other_format,
+        ConversationListEntry, FORMAT, LogChange, LogRecordFields, LogRecordParts, LogRecordTrailer,
+        file_names, has_all_names, other_format,
     },
 };
-use crate::store::{StoreError, Stored, TurnChange, Version, WriteId, attachments::AttachmentFiles};
+use crate::store::{StoreError, Stored, TurnChange, Version, WriteId, attachments::AttachmentCodec};
 
 /// The write that created a conversation, and the version after this write. Identifies the conversation.
 pub(super) type ConversationBirth = (Version, WriteId);
@@ -37,7 +37,7 @@ pub(super) struct ConversationLog<'a> {
 }
 
 /// The result of an attempt to lock a log.
-pub(super) enum LogLock<'a> {
+pub(super) enum LogLockOutcome<'a> {
     /// The log, which is locked until the value is dropped.
     Held(ConversationLog<'a>),
     /// Another process or handle holds the lock, or has just replaced the log.
@@ -52,7 +52,7 @@ pub(super) struct LogTail {
     pub(super) end: u64,
     /// Whether the last complete line is followed by an incomplete line of an interrupted write.
     pub(super) torn: bool,
-    pub(super) last: LogRecordEnd,
+    pub(super) last: LogRecordTrailer,
 }
 
 /// The number of bytes to read first from the beginning or the end of a log. Most lines are shorter.
@@ -90,19 +90,19 @@ impl<'a> ConversationLog<'a> {
     }
 
     /// Opens and locks the log without waiting. If the log does not exist and `create` is set, creates an empty log.
-    pub(super) fn lock(place: &'a LogPath<'a>, create: bool) -> Result<LogLock<'a>, StoreError> {
+    pub(super) fn lock(place: &'a LogPath<'a>, create: bool) -> Result<LogLockOutcome<'a>, StoreError> {
         if create {
             require_file("creating", &place.log)?;
         }
         let mut options = OpenOptions::new();
         private(options.read(true).write(true).create(create));
-        let Some(mut log) = Self::open(place, &options)? else { return Ok(LogLock::Missing) };
+        let Some(mut log) = Self::open(place, &options)? else { return Ok(LogLockOutcome::Missing) };
         if !try_lock(&place.log, &log.file)? {
-            return Ok(LogLock::Taken);
+            return Ok(LogLockOutcome::Taken);
         }
         // Another process may have written to the log before it was locked.
         log.len = log.current_len()?;
-        Ok(LogLock::Held(log))
+        Ok(LogLockOutcome::Held(log))
     }
 
     pub(super) fn current_len(&self) -> Result<u64, StoreError> {
@@ -132,7 +132,7 @@ impl<'a> ConversationLog<'a> {
             let read = last_line(&self.place.log, &self.file, end);
             let (from, last, fault) = read.map_err(|error| self.place.failed("reading", error))?;
             let problem = match fault {
-                Ok(()) => match LogRecordEnd::parse(&last[PREFIX..last.len() - END.len()]) {
+                Ok(()) => match LogRecordTrailer::parse(&last[PREFIX..last.len() - END.len()]) {
                     Ok(found) => match self.check(&found.entry)? {
                         None => {
                             return Ok(Some(LogTail { end: from + last.len() as u64, torn, last: found }));
@@ -159,8 +159,8 @@ impl<'a> ConversationLog<'a> {
     /// Returns the first stamp that is wanted.
     pub(super) fn find(
         &self,
-        is_wanted: impl Fn(&LogRecordStamp) -> bool,
-    ) -> Result<Option<LogRecordStamp>, StoreError> {
+        is_wanted: impl Fn(&LogRecordFields) -> bool,
+    ) -> Result<Option<LogRecordFields>, StoreError> {
         let mut lines = self.lines()?;
         while let Some(record) = lines.next()? {
             let stamp = LogRecordParts::of(record).and_then(|parts| parts.stamp());
@@ -198,11 +198,11 @@ impl<'a> ConversationLog<'a> {
     /// with each change.
     pub(super) fn replay(
         &self,
-        files: &Rc<AttachmentFiles>,
+        files: &Rc<AttachmentCodec>,
         mut visit: impl FnMut(&LogChange),
-    ) -> Result<Option<LogReplay>, StoreError> {
+    ) -> Result<Option<ReplayedLog>, StoreError> {
         let mut lines = self.lines()?;
-        let mut replay: Option<LogReplay> = None;
+        let mut replay: Option<ReplayedLog> = None;
         // Only the entries of the first and the last line are parsed.
         let mut last = Vec::new();
         while let Some(record) = lines.next()? {
@@ -227,7 +227,7 @@ impl<'a> ConversationLog<'a> {
                     let stored = Stored::new(stamp.version, first.created, *state);
                     let birth = (stamp.version, stamp.write);
                     let (files, last) = (Rc::clone(files), stamp.write);
-                    *replay = Some(LogReplay { stored, birth, last, end: 0, void: 0, files });
+                    *replay = Some(ReplayedLog { stored, birth, last, end: 0, void: 0, files });
                     Ok(())
                 }
                 _ => Err("it does not create the conversation, as the first write must".to_owned()),
@@ -245,7 +245,7 @@ impl<'a> ConversationLog<'a> {
 }
 
 /// The conversation in a log, and data about the log.
-pub(super) struct LogReplay {
+pub(super) struct ReplayedLog {
     pub(super) stored: Stored,
     pub(super) birth: ConversationBirth,
     /// The last write.
@@ -255,11 +255,11 @@ pub(super) struct LogReplay {
     /// The number of bytes of records of turns.
     pub(super) void: u64,
     /// The files in the log.
-    pub(super) files: Rc<AttachmentFiles>,
+    pub(super) files: Rc<AttachmentCodec>,
 }
 
-impl LogReplay {
-    fn take(&mut self, change: LogChange, stamp: LogRecordStamp, len: u64) -> Result<(), String> {
+impl ReplayedLog {
+    fn take(&mut self, change: LogChange, stamp: LogRecordFields, len: u64) -> Result<(), String> {
         let (before, version) = (self.stored.version, stamp.version);
         let follows = match change {
             LogChange::Mark(_) => version == before && stamp.write == self.last,
@@ -647,7 +647,7 @@ mod tests {
     use super::*;
     use crate::store::{
         ConversationId, StateChange,
-        file_system::record::{LogRecordEnd, encode_record},
+        file_system::record::{LogRecordTrailer, encode_record},
     };
 
     /// A line that is completed while the log is read counts as incomplete, because reading stops at the length that
@@ -660,7 +660,7 @@ mod tests {
         let place = LogPath::new(&folder, &id);
         let (create, title) =
             (LogChange::Create(Box::default()), LogChange::State(StateChange::title("A talk")));
-        let end = LogRecordEnd::first(id.clone(), WriteId::generate(), &create);
+        let end = LogRecordTrailer::first(id.clone(), WriteId::generate(), &create);
         let first = encode_record(&create, &end).expect("a line");
         let later = encode_record(&title, &end.next(WriteId::generate(), &title)).expect("a line");
         let (begun, rest) = later.split_at(later.len() / 2);

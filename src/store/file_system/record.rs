@@ -10,7 +10,7 @@
 //!
 //! Lists and writes parse only the stamp and the entry, which begin at the last `,"version":` of the record. No content
 //! can imitate this text. The change, which contains messages and inputs of tools, stands before it. Everything behind
-//! it is a number, a string or a member whose name is fixed in [`LogRecordStamp`] and [`ConversationListEntry`], and none of these members but
+//! it is a number, a string or a member whose name is fixed in [`LogRecordFields`] and [`ConversationListEntry`], and none of these members but
 //! the first is named `version`. In a string, JSON escapes each quote, so a title can't contain `,"`. The names of
 //! labels, which applications choose, are strings in an array and not names of members, so no colon follows them.
 
@@ -27,7 +27,7 @@ use crate::{
     store::{
         Change, Commit, ConversationId, Labels, StateChange, StoreError, StoredState, Summary, TurnChange,
         Version, WriteId,
-        attachments::{AttachmentFiles, UsedFiles},
+        attachments::{AttachmentCodec, UsedFiles},
         json,
     },
     subscription::EventId,
@@ -88,7 +88,7 @@ pub(super) struct LoggedErasure {
 /// The members of a record between the change and the entry.
 #[derive(Clone, Copy, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(super) struct LogRecordStamp {
+pub(super) struct LogRecordFields {
     /// The version of the conversation after the write.
     pub(super) version: Version,
     pub(super) write: WriteId,
@@ -180,12 +180,12 @@ impl ConversationListEntry {
 
 /// The part of a record after its change.
 #[derive(Clone)]
-pub(super) struct LogRecordEnd {
-    pub(super) stamp: LogRecordStamp,
+pub(super) struct LogRecordTrailer {
+    pub(super) stamp: LogRecordFields,
     pub(super) entry: ConversationListEntry,
 }
 
-impl LogRecordEnd {
+impl LogRecordTrailer {
     /// Returns the end of the record of the write that creates a conversation.
     pub(super) fn first(id: ConversationId, write: WriteId, change: &LogChange) -> Self {
         let (time, labels) = (Timestamp::now(), Labels::NONE);
@@ -200,7 +200,7 @@ impl LogRecordEnd {
             turn: None,
         };
         entry.apply(change, time);
-        Self { stamp: LogRecordStamp { version: Version::first(), write, time }, entry }
+        Self { stamp: LogRecordFields { version: Version::first(), write, time }, entry }
     }
 
     /// Returns the end of the record of the next write.
@@ -209,7 +209,7 @@ impl LogRecordEnd {
         // write.
         let time = Timestamp::now().max(self.stamp.time);
         self.entry.apply(change, time);
-        Self { stamp: LogRecordStamp { version: self.stamp.version.next(), write, time }, ..self }
+        Self { stamp: LogRecordFields { version: self.stamp.version.next(), write, time }, ..self }
     }
 
     /// Parses the end of a record.
@@ -280,7 +280,7 @@ impl<'a> LogRecordParts<'a> {
 
     /// Returns the change. Adds those files of the record to `files` that it lacks. It must contain all files of the
     /// change then.
-    pub(super) fn change(&self, files: &Rc<AttachmentFiles>) -> Result<LogChange, String> {
+    pub(super) fn change(&self, files: &Rc<AttachmentCodec>) -> Result<LogChange, String> {
         if file_names(self.files).iter().any(|name| files.lacks(name)) {
             let text = [self.files, b"}"].concat();
             let LogRecordFiles::<&str> { files: names, data } =
@@ -294,7 +294,7 @@ impl<'a> LogRecordParts<'a> {
     }
 
     /// Returns the problem with the first node of a commit whose file is missing.
-    fn node_without_file(&self, files: &Rc<AttachmentFiles>) -> Option<String> {
+    fn node_without_file(&self, files: &Rc<AttachmentCodec>) -> Option<String> {
         let change: Value = parse(self.change).ok().filter(|_| files.has_missed.get())?;
         change.pointer("/commit/nodes")?.as_array()?.iter().find_map(|node| {
             let problem = files.apply(|| Node::deserialize(node)).err()?;
@@ -302,20 +302,20 @@ impl<'a> LogRecordParts<'a> {
         })
     }
 
-    pub(super) fn stamp(&self) -> Result<LogRecordStamp, String> {
+    pub(super) fn stamp(&self) -> Result<LogRecordFields, String> {
         parse(&[b"{", self.stamp, b"}"].concat())
     }
 }
 
 /// Returns the JSON of a change, and the files to which it refers.
-pub(super) fn encode_change(change: &LogChange, files: &Rc<AttachmentFiles>) -> (Vec<u8>, UsedFiles) {
+pub(super) fn encode_change(change: &LogChange, files: &Rc<AttachmentCodec>) -> (Vec<u8>, UsedFiles) {
     let mut text = Vec::new();
     files.apply(|| push(&mut text, change));
     (text, files.used.take())
 }
 
 /// Returns the line of a write without files.
-pub(super) fn encode_record(change: &LogChange, end: &LogRecordEnd) -> Result<Vec<u8>, StoreError> {
+pub(super) fn encode_record(change: &LogChange, end: &LogRecordTrailer) -> Result<Vec<u8>, StoreError> {
     encode_line(&encode_change(change, &Rc::default()).0, &UsedFiles::new(), end)
 }
 
@@ -323,7 +323,7 @@ pub(super) fn encode_record(change: &LogChange, end: &LogRecordEnd) -> Result<Ve
 pub(super) fn encode_line(
     change: &[u8],
     files: &UsedFiles,
-    end: &LogRecordEnd,
+    end: &LogRecordTrailer,
 ) -> Result<Vec<u8>, StoreError> {
     let mut text = log::begin();
     if files.is_empty() {

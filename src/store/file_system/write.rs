@@ -8,17 +8,17 @@ use std::{
 
 use super::{
     Durability, deleted,
-    log::{ConversationLog, LogReplay, append},
+    log::{ConversationLog, ReplayedLog, append},
     place::{sync_folder, try_lock},
     record::{
-        LogChange, LogRecordEnd, LogRecordParts, LogRecordStamp, encode_change, encode_line, encode_record,
-        file_names,
+        LogChange, LogRecordFields, LogRecordParts, LogRecordTrailer, encode_change, encode_line,
+        encode_record, file_names,
     },
 };
 use crate::{
     store::{
         StateChange, StoreError, StoredState, TitleBy, TurnChange, Version, Write, WriteId,
-        attachments::AttachmentFiles,
+        attachments::AttachmentCodec,
     },
     subscription::EventId,
     tree::Erased,
@@ -58,7 +58,7 @@ fn create(
             _ => Err(exists()),
         };
     }
-    let end = LogRecordEnd::first(place.id.clone(), write, change);
+    let end = LogRecordTrailer::first(place.id.clone(), write, change);
     let fill = || {
         place.remove_new_log()?;
         append(&place.log, &log.file, 0, true, &encode_record(change, &end)?, durability)?;
@@ -85,7 +85,7 @@ fn change(
     let current = last.version;
     if write.base != current {
         let next = write.base.next();
-        let is_it = |stamp: &LogRecordStamp| stamp.version == next && stamp.write == write.id;
+        let is_it = |stamp: &LogRecordFields| stamp.version == next && stamp.write == write.id;
         return if is_it(&last) || next < current && log.find(is_it)?.is_some() {
             settle(log, durability).map(|()| next)
         } else {
@@ -109,7 +109,7 @@ fn change(
         rewrite(log, &files, Some(&erasure.erased), &encode_record(&change, &end)?)?;
         return Ok(end.stamp.version);
     }
-    let (change, mut files) = encode_change(&change, &AttachmentFiles::dividing());
+    let (change, mut files) = encode_change(&change, &AttachmentCodec::dividing());
     if !files.is_empty() {
         let names = log.file_names(tail.end)?;
         files.retain(|sha256, _| !names.contains(sha256));
@@ -174,7 +174,7 @@ const MANY: u64 = 1024 * 1024;
 
 /// Rewrites the log if more than half of it consists of records of ended turns. Called after the log was read. If
 /// another writer holds the lock or the medium is read-only, nothing changes, and a later load tries again.
-pub(super) fn tidy(log: &ConversationLog<'_>, replay: &LogReplay) {
+pub(super) fn tidy(log: &ConversationLog<'_>, replay: &ReplayedLog) {
     // While a turn is in flight, its records stay as they are, because a later version of the crate may have written
     // them.
     if replay.stored.turn.is_some() || replay.void <= MANY || replay.void <= replay.end / 2 {
@@ -196,7 +196,7 @@ pub(super) fn tidy(log: &ConversationLog<'_>, replay: &LogReplay) {
 /// to add.
 fn rewrite(
     log: &ConversationLog<'_>,
-    files: &Rc<AttachmentFiles>,
+    files: &Rc<AttachmentCodec>,
     erased: Option<&Erased>,
     last: &[u8],
 ) -> Result<(), StoreError> {
@@ -210,7 +210,7 @@ fn rewrite(
         let mut lines = log.lines()?;
         while let Some(record) = lines.next()? {
             let parsed = LogRecordParts::of(record)
-                .and_then(|parts| Ok((parts.change(files)?, LogRecordEnd::parse(record)?)));
+                .and_then(|parts| Ok((parts.change(files)?, LogRecordTrailer::parse(record)?)));
             let before = file_names(record);
             let (mut change, mut end) = parsed.map_err(|problem| lines.damaged(problem))?;
             if erased.is_some() {

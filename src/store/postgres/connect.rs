@@ -24,7 +24,7 @@ use tokio_postgres_rustls::MakeRustlsConnect;
 
 use super::{
     error::{not_connected, unreachable},
-    server::ConnectLimits,
+    server::PostgresLimits,
 };
 use crate::store::StoreError;
 
@@ -41,7 +41,7 @@ pub(super) struct PostgresHostConnector {
     /// The location of the database for error messages, without the password.
     pub(super) place: String,
     tls: MakeRustlsConnect,
-    limits: ConnectLimits,
+    limits: PostgresLimits,
 }
 
 impl PostgresHostConnector {
@@ -49,7 +49,7 @@ impl PostgresHostConnector {
     pub(super) fn new(
         url: &str,
         trusted: Option<&[u8]>,
-        mut limits: ConnectLimits,
+        mut limits: PostgresLimits,
     ) -> Result<Self, StoreError> {
         let hosts =
             hosts(url, &limits).map_err(|error| StoreError::misconfigured("the PostgreSQL URL", error))?;
@@ -104,7 +104,7 @@ impl Manager for PostgresHostConnector {
 }
 
 /// Returns the statements that are executed first on a new connection.
-fn setup(limits: &ConnectLimits) -> String {
+fn setup(limits: &PostgresLimits) -> String {
     let millis = |limit: Duration| limit.as_millis().clamp(1, i32::MAX.unsigned_abs().into());
     let (statement, lock) = (millis(limits.statement), millis(limits.lock_wait));
     format!(
@@ -132,7 +132,7 @@ enum PostgresUrlError {
 }
 
 /// Reads a URL, or a text with pairs of keys and values. Returns each host, as `name:port`, with its settings.
-fn hosts(text: &str, limits: &ConnectLimits) -> Result<Vec<(String, Config)>, PostgresUrlError> {
+fn hosts(text: &str, limits: &PostgresLimits) -> Result<Vec<(String, Config)>, PostgresUrlError> {
     let scheme = ["postgres://", "postgresql://"].into_iter().find(|scheme| text.starts_with(scheme));
     let (login, address, settings) = match scheme {
         None => ("", "", pairs(text)),
@@ -296,7 +296,7 @@ fn refused(error: impl std::error::Error + Send + Sync + 'static) -> StoreError 
 mod tests {
     use super::*;
 
-    const LIMITS: ConnectLimits = ConnectLimits {
+    const LIMITS: PostgresLimits = PostgresLimits {
         connections: 1,
         connect: Duration::from_secs(5),
         pool_wait: Duration::from_secs(1),

@@ -5,25 +5,25 @@ use std::{error::Error, fmt, sync::Arc, time::Duration};
 use deadpool::managed::PoolError;
 use tokio_postgres::error::SqlState;
 
-use super::server::ConnectLimits;
+use super::server::PostgresLimits;
 use crate::{
     error::error_chain,
     store::{ConversationId, StoreError},
 };
 
 /// A failure of an operation.
-pub(in crate::store) enum PostgresFault {
+pub(in crate::store) enum PostgresOperationError {
     Database(tokio_postgres::Error),
     Store(StoreError),
 }
 
-impl From<tokio_postgres::Error> for PostgresFault {
+impl From<tokio_postgres::Error> for PostgresOperationError {
     fn from(error: tokio_postgres::Error) -> Self {
         Self::Database(error)
     }
 }
 
-impl From<StoreError> for PostgresFault {
+impl From<StoreError> for PostgresOperationError {
     fn from(error: StoreError) -> Self {
         Self::Store(error)
     }
@@ -42,7 +42,7 @@ pub(super) enum PostgresRetryRemedy {
 pub(super) fn remedy(error: &tokio_postgres::Error) -> PostgresRetryRemedy {
     let Some(code) = error.code() else {
         // An error without a code means that a value was unexpected, or else that the connection ended.
-        return if PostgresValueError::of(error).is_some() {
+        return if PostgresConversionError::of(error).is_some() {
             PostgresRetryRemedy::None
         } else {
             PostgresRetryRemedy::Reconnect
@@ -67,14 +67,14 @@ pub(super) fn remedy(error: &tokio_postgres::Error) -> PostgresRetryRemedy {
 }
 
 /// The problem with a value, for errors that do not concern the connection.
-enum PostgresValueError {
+enum PostgresConversionError {
     /// The value can't be sent.
     Sent,
     /// The stored value does not have the expected type.
     Found,
 }
 
-impl PostgresValueError {
+impl PostgresConversionError {
     fn of(error: &tokio_postgres::Error) -> Option<Self> {
         // The driver reports the kind of an error only in the error's text, so compare the text.
         let kinds = [
@@ -94,7 +94,7 @@ fn io(error: &tokio_postgres::Error) -> bool {
 /// Converts an error of an operation on this database. `id` is the conversation that the operation concerns, if any.
 pub(super) fn failed(
     place: &str,
-    limits: &ConnectLimits,
+    limits: &PostgresLimits,
     id: Option<&ConversationId>,
     error: tokio_postgres::Error,
 ) -> StoreError {
@@ -105,9 +105,9 @@ pub(super) fn failed(
     };
     let Some(code) = error.code().cloned() else {
         let problem = || error_chain(&error);
-        match (PostgresValueError::of(&error), id) {
-            (Some(PostgresValueError::Found), _) => return StoreError::damaged(of(""), problem()),
-            (Some(PostgresValueError::Sent), Some(id)) => {
+        match (PostgresConversionError::of(&error), id) {
+            (Some(PostgresConversionError::Found), _) => return StoreError::damaged(of(""), problem()),
+            (Some(PostgresConversionError::Sent), Some(id)) => {
                 return StoreError::Unstorable { id: id.clone(), problem: problem() };
             }
             _ => {}
@@ -164,7 +164,7 @@ pub(super) fn failed(
 /// Converts an error of connecting to this host.
 pub(super) fn not_connected(
     place: &str,
-    limits: &ConnectLimits,
+    limits: &PostgresLimits,
     host: &str,
     error: tokio_postgres::Error,
 ) -> StoreError {
@@ -182,7 +182,7 @@ pub(super) fn not_connected(
 /// Converts an error of a pool with this number of connections.
 pub(super) fn no_connection(
     place: &str,
-    limits: &ConnectLimits,
+    limits: &PostgresLimits,
     connections: usize,
     error: PoolError<StoreError>,
 ) -> StoreError {

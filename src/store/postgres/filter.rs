@@ -4,13 +4,13 @@ use tokio_postgres::{Row, types::ToSql};
 
 use super::{
     connect::PgConnection,
-    error::PostgresFault,
+    error::PostgresOperationError,
     read::{self, system_time},
-    server::PostgresServer,
+    server::PostgresPools,
 };
 use crate::store::{
     Filter, Listing, Page, Summary,
-    rows::{FilteredPagePlan, FilteredPageStep, PageCandidates, RarestLabelSearch, WALKED, count, summary},
+    rows::{FilteredPagePlan, FilteredPageStep, PageCandidates, RarestLabelFinder, WALKED, count, summary},
 };
 
 impl<'f> PageCandidates<'f> {
@@ -79,11 +79,11 @@ impl SqlQuery {
 /// Returns the number of conversations with this label, counted up to a bound.
 async fn counted(
     connection: &PgConnection,
-    server: &PostgresServer,
+    server: &PostgresPools,
     name: &str,
     value: &str,
     most: i64,
-) -> Result<i64, PostgresFault> {
+) -> Result<i64, PostgresOperationError> {
     let query = connection.prepare_cached(&server.sql.label_count).await?;
     Ok(connection.query_one(&query, &[&name, &value, &most]).await?.try_get(0)?)
 }
@@ -91,11 +91,11 @@ async fn counted(
 /// Returns the label of the filter that the fewest conversations have, if at most `most` conversations have it.
 pub(super) async fn rarest<'f>(
     connection: &PgConnection,
-    server: &PostgresServer,
+    server: &PostgresPools,
     filter: &'f Filter,
     most: i64,
-) -> Result<Option<(&'f str, &'f str)>, PostgresFault> {
-    let mut rarest = RarestLabelSearch::new(filter, most);
+) -> Result<Option<(&'f str, &'f str)>, PostgresOperationError> {
+    let mut rarest = RarestLabelFinder::new(filter, most);
     while let Some((name, value, most)) = rarest.question() {
         rarest.answer(counted(connection, server, name, value, most).await?);
     }
@@ -105,11 +105,11 @@ pub(super) async fn rarest<'f>(
 /// Reads a page with the query that the function makes, from the candidates that are likely to be the fastest.
 pub(super) async fn read_page(
     connection: &PgConnection,
-    server: &PostgresServer,
+    server: &PostgresPools,
     filter: &Filter,
     page: &Page,
     query: impl Fn(PageCandidates<'_>) -> SqlQuery,
-) -> Result<Vec<Row>, PostgresFault> {
+) -> Result<Vec<Row>, PostgresOperationError> {
     let mut plan = FilteredPagePlan::new(filter);
     loop {
         match plan.next() {
@@ -128,7 +128,10 @@ pub(super) async fn read_page(
     }
 }
 
-pub(super) async fn rows(connection: &PgConnection, query: &SqlQuery) -> Result<Vec<Row>, PostgresFault> {
+pub(super) async fn rows(
+    connection: &PgConnection,
+    query: &SqlQuery,
+) -> Result<Vec<Row>, PostgresOperationError> {
     let statement = connection.prepare(&query.sql).await?;
     Ok(connection.query(&statement, &query.params()).await?)
 }
@@ -178,9 +181,9 @@ fn page(schema: &str, candidates: PageCandidates<'_>, filter: &Filter, page: &Pa
 
 pub(super) async fn list(
     connection: &PgConnection,
-    server: &PostgresServer,
+    server: &PostgresPools,
     Listing { filter, page: wanted }: &Listing,
-) -> Result<Vec<Summary>, PostgresFault> {
+) -> Result<Vec<Summary>, PostgresOperationError> {
     if filter.is_empty() {
         return read::list(connection, server, wanted).await;
     }

@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use super::{
     connect::PgConnection,
-    error::PostgresFault,
-    server::PostgresServer,
+    error::PostgresOperationError,
+    server::PostgresPools,
     write::{TRIES, restless},
 };
 use crate::{
@@ -33,10 +33,10 @@ fn step() -> i64 {
 
 pub(super) async fn acquire(
     connection: &PgConnection,
-    server: &PostgresServer,
+    server: &PostgresPools,
     id: &ConversationId,
     owner: &Owner,
-) -> Result<Lease, PostgresFault> {
+) -> Result<Lease, PostgresOperationError> {
     let lasts = server.limits.lease;
     let mut first = None;
     for _ in 0..TRIES {
@@ -67,9 +67,9 @@ pub(super) async fn acquire(
 /// Renews leases, and returns the conversations whose leases are lost. A single lease waits for the lock of its row.
 pub(super) async fn renew(
     connection: &PgConnection,
-    server: &PostgresServer,
+    server: &PostgresPools,
     leases: &[(ConversationId, Lease)],
-) -> Result<Vec<ConversationId>, PostgresFault> {
+) -> Result<Vec<ConversationId>, PostgresOperationError> {
     if let [(id, lease)] = leases {
         let lasts = seconds(lease.lasts.unwrap_or(server.limits.lease));
         let renew = connection.prepare_cached(&server.sql.renew).await?;
@@ -90,11 +90,11 @@ pub(super) async fn renew(
 
 pub(super) async fn release(
     connection: &PgConnection,
-    server: &PostgresServer,
+    server: &PostgresPools,
     id: &ConversationId,
     lease: &Lease,
     mark: Option<EventId>,
-) -> Result<(), PostgresFault> {
+) -> Result<(), PostgresOperationError> {
     let release = connection.prepare_cached(&server.sql.release).await?;
     let mark = mark.map(|mark| mark.to_string());
     connection.execute(&release, &[&id.as_str(), &lease.epoch.0.cast_signed(), &mark]).await?;

@@ -4,13 +4,13 @@ use std::ops::Range;
 
 use serde::Serialize;
 
-use super::{connect::PgConnection, error::PostgresFault, filter::SqlQuery, server::PostgresServer};
+use super::{connect::PgConnection, error::PostgresOperationError, filter::SqlQuery, server::PostgresPools};
 use crate::{
     message::{Timestamp, UsageRow, UsageSum},
     store::{
         ConversationId, Filter, Page, StoreError,
         ledger::UsageSumsByModel,
-        rows::{DatabaseRow, RowOrigin, cost, count, sum, tokens, usage_row},
+        rows::{DatabaseRow, RowErrorContext, cost, count, sum, tokens, usage_row},
     },
 };
 
@@ -60,25 +60,25 @@ fn millis(time: Timestamp) -> i64 {
 
 pub(super) async fn rows(
     connection: &PgConnection,
-    server: &PostgresServer,
+    server: &PostgresPools,
     id: &ConversationId,
     page: &Page,
-) -> Result<Vec<UsageRow>, PostgresFault> {
+) -> Result<Vec<UsageRow>, PostgresOperationError> {
     let find = connection.prepare_cached(&server.sql.find).await?;
     let found = connection.query_opt(&find, &[&id.as_str()]).await?;
     let key: i64 = found.ok_or_else(|| StoreError::NotFound { id: id.clone() })?.try_get(0)?;
     let usage = connection.prepare_cached(&server.sql.usage).await?;
     let rows = connection.query(&usage, &[&key, &count(page.limit), &count(page.offset)]).await?;
-    let origin = RowOrigin { id, place: &server.place };
+    let origin = RowErrorContext { id, place: &server.place };
     rows.iter().map(|row| usage_row(row, &origin)).collect()
 }
 
 pub(super) async fn used(
     connection: &PgConnection,
-    server: &PostgresServer,
+    server: &PostgresPools,
     filter: &Filter,
     period: &Range<Timestamp>,
-) -> Result<Vec<UsageSum>, PostgresFault> {
+) -> Result<Vec<UsageSum>, PostgresOperationError> {
     let schema = &server.sql.schema;
     let mut sums = UsageSumsByModel::default();
     let mut of_rows = SqlQuery::default();

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use tokio_postgres::{Error, error::SqlState};
 
-use super::{connect::PgConnection, error::PostgresFault, sql::quote};
+use super::{connect::PgConnection, error::PostgresOperationError, sql::quote};
 use crate::store::StoreError;
 
 /// The migrations. The first one creates the schema with the version [`FIRST`]. Each other one updates it to the next
@@ -21,7 +21,7 @@ pub(super) async fn is_current(
     connection: &PgConnection,
     schema: &str,
     place: &str,
-) -> Result<bool, PostgresFault> {
+) -> Result<bool, PostgresOperationError> {
     Ok(found(connection, schema, place).await? == MIGRATIONS.len())
 }
 
@@ -31,7 +31,7 @@ pub(super) async fn migrate(
     connection: &PgConnection,
     schema: &str,
     place: &str,
-) -> Result<(), PostgresFault> {
+) -> Result<(), PostgresOperationError> {
     connection.batch_execute("BEGIN").await?;
     let done = migrate_locked(connection, schema, place).await;
     let end = if done.is_ok() { "COMMIT" } else { "ROLLBACK" };
@@ -40,14 +40,21 @@ pub(super) async fn migrate(
     Ok(ended?)
 }
 
-async fn migrate_locked(connection: &PgConnection, schema: &str, place: &str) -> Result<(), PostgresFault> {
+async fn migrate_locked(
+    connection: &PgConnection,
+    schema: &str,
+    place: &str,
+) -> Result<(), PostgresOperationError> {
     let begun = Instant::now();
     let failed = |error: Error| match error.code() {
         // The time limits of operations do not apply here, so the error contains the time that has passed.
         code if is_in_use(&error) || code == Some(&SqlState::QUERY_CANCELED) => {
-            PostgresFault::Store(StoreError::Busy { place: place.to_owned(), waited: begun.elapsed() })
+            PostgresOperationError::Store(StoreError::Busy {
+                place: place.to_owned(),
+                waited: begun.elapsed(),
+            })
         }
-        _ => PostgresFault::Database(error),
+        _ => PostgresOperationError::Database(error),
     };
     // The time limits of operations would be too short, because other processes may have much to migrate and creating
     // an index takes long.
@@ -99,7 +106,11 @@ async fn apply(connection: &PgConnection, quoted: &str, found: usize) -> Result<
 }
 
 /// Returns the number of migrations that were applied, which is 0 if the schema does not exist.
-async fn found(connection: &PgConnection, schema: &str, place: &str) -> Result<usize, PostgresFault> {
+async fn found(
+    connection: &PgConnection,
+    schema: &str,
+    place: &str,
+) -> Result<usize, PostgresOperationError> {
     let there = connection
         .query_one(
             "SELECT EXISTS (SELECT FROM pg_tables WHERE schemaname = $1 AND tablename = 'migrations')",

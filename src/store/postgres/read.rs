@@ -9,14 +9,14 @@ use std::{
 use futures_util::future::{join, join5};
 use tokio_postgres::{Row, types::Type};
 
-use super::{connect::PgConnection, error::PostgresFault, server::PostgresServer, turns};
+use super::{connect::PgConnection, error::PostgresOperationError, server::PostgresPools, turns};
 use crate::{
     message::Timestamp,
     store::{
         ConversationId, Page, StoreError, Stored, Summary,
-        attachments::AttachmentFiles,
+        attachments::AttachmentCodec,
         json,
-        rows::{self, DatabaseRow, RowOrigin, count},
+        rows::{self, DatabaseRow, RowErrorContext, count},
     },
 };
 
@@ -26,9 +26,9 @@ pub(super) const SNAPSHOT: &str = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ON
 /// Reads a conversation in one transaction and one round trip. All parts of the result are from the same moment.
 pub(super) async fn load(
     connection: &PgConnection,
-    server: &PostgresServer,
+    server: &PostgresPools,
     id: &ConversationId,
-) -> Result<Stored, PostgresFault> {
+) -> Result<Stored, PostgresOperationError> {
     let conversation = connection.prepare_cached(&server.sql.conversation).await?;
     let nodes = connection.prepare_cached(&server.sql.nodes).await?;
     let cursors = connection.prepare_cached(&server.sql.cursors).await?;
@@ -51,7 +51,7 @@ pub(super) async fn load(
     ended?;
 
     let row = row.ok_or_else(|| StoreError::NotFound { id: id.clone() })?;
-    let origin = RowOrigin { id, place: &server.place };
+    let origin = RowErrorContext { id, place: &server.place };
     self::files(&files)?.apply(|| {
         let mut stored = rows::stored(&row, &origin)?;
         stored.turn = turn.map(|turn| turns::read(&turn, &origin)).transpose()?.flatten().map(Box::new);
@@ -74,8 +74,8 @@ pub(super) async fn load(
 }
 
 /// Decodes the rows of files.
-pub(super) fn files(rows: &[Row]) -> Result<Rc<AttachmentFiles>, PostgresFault> {
-    let files = Rc::<AttachmentFiles>::default();
+pub(super) fn files(rows: &[Row]) -> Result<Rc<AttachmentCodec>, PostgresOperationError> {
+    let files = Rc::<AttachmentCodec>::default();
     for row in rows {
         files.add(row.try_get(0)?, row.try_get(1)?);
     }
@@ -84,9 +84,9 @@ pub(super) fn files(rows: &[Row]) -> Result<Rc<AttachmentFiles>, PostgresFault> 
 
 pub(super) async fn summary(
     connection: &PgConnection,
-    server: &PostgresServer,
+    server: &PostgresPools,
     id: &ConversationId,
-) -> Result<Summary, PostgresFault> {
+) -> Result<Summary, PostgresOperationError> {
     let summary = connection.prepare_cached(&server.sql.summary).await?;
     let row = connection.query_opt(&summary, &[&id.as_str()]).await?;
     rows::summary(&row.ok_or_else(|| StoreError::NotFound { id: id.clone() })?, &server.place)
@@ -94,9 +94,9 @@ pub(super) async fn summary(
 
 pub(super) async fn list(
     connection: &PgConnection,
-    server: &PostgresServer,
+    server: &PostgresPools,
     page: &Page,
-) -> Result<Vec<Summary>, PostgresFault> {
+) -> Result<Vec<Summary>, PostgresOperationError> {
     let (limit, offset) = (count(page.limit), count(page.offset));
     let found = if let Some(after) = &page.after {
         let list = connection.prepare_cached(&server.sql.list_after).await?;
@@ -111,10 +111,10 @@ pub(super) async fn list(
 }
 
 impl DatabaseRow for Row {
-    type Misread = PostgresFault;
+    type Misread = PostgresOperationError;
 
     /// The numbers in columns of 32 bits have no sign.
-    fn int(&self, column: usize) -> Result<Option<i64>, PostgresFault> {
+    fn int(&self, column: usize) -> Result<Option<i64>, PostgresOperationError> {
         if *self.columns()[column].type_() == Type::INT4 {
             let number: Option<i32> = self.try_get(column)?;
             return Ok(number.map(|number| number.cast_unsigned().into()));
@@ -122,16 +122,16 @@ impl DatabaseRow for Row {
         Ok(self.try_get(column)?)
     }
 
-    fn real(&self, column: usize) -> Result<Option<f64>, PostgresFault> {
+    fn real(&self, column: usize) -> Result<Option<f64>, PostgresOperationError> {
         Ok(self.try_get(column)?)
     }
 
-    fn flag(&self, column: usize) -> Result<bool, PostgresFault> {
+    fn flag(&self, column: usize) -> Result<bool, PostgresOperationError> {
         Ok(self.try_get(column)?)
     }
 
     /// Times are timestamps, or milliseconds since 1970.
-    fn time(&self, column: usize) -> Result<Timestamp, PostgresFault> {
+    fn time(&self, column: usize) -> Result<Timestamp, PostgresOperationError> {
         if *self.columns()[column].type_() == Type::INT8 {
             return Ok(Timestamp(self.bits(column)?));
         }
@@ -140,12 +140,12 @@ impl DatabaseRow for Row {
         Ok(Timestamp(u64::try_from(since.as_millis()).unwrap_or(u64::MAX)))
     }
 
-    fn text(&self, column: usize) -> Result<Option<Cow<'_, str>>, PostgresFault> {
+    fn text(&self, column: usize) -> Result<Option<Cow<'_, str>>, PostgresOperationError> {
         Ok(self.try_get::<_, Option<&str>>(column)?.map(Cow::Borrowed))
     }
 
     /// Such a text is stored as a JSON string, because the database type `text` can't contain U+0000.
-    fn any_text(&self, column: usize) -> Result<Result<Option<String>, String>, PostgresFault> {
+    fn any_text(&self, column: usize) -> Result<Result<Option<String>, String>, PostgresOperationError> {
         Ok(self.try_get::<_, Option<&str>>(column)?.map(json::parse).transpose())
     }
 }

@@ -7,18 +7,18 @@ use tokio_postgres::Row;
 
 use super::{
     connect::PgConnection,
-    error::PostgresFault,
+    error::PostgresOperationError,
     filter::{self, SqlQuery},
     read::system_time,
-    server::PostgresServer,
+    server::PostgresPools,
 };
 use crate::{
     message::Message,
     store::{
         Filter, Found, Hit, Listing, Page, Query as Words, StoreError,
-        attachments::AttachmentFiles,
+        attachments::AttachmentCodec,
         json,
-        rows::{PageCandidates, RowOrigin, count, summary},
+        rows::{PageCandidates, RowErrorContext, count, summary},
         search::searched_text,
         words::{RULE, spaced},
     },
@@ -50,7 +50,7 @@ const PAUSE: Duration = Duration::from_millis(100);
 
 /// Waits until no other connection creates the indexes, and keeps others from it until this connection is closed. No
 /// statement waits for the lock, because the creation of an index waits for all statements that run.
-async fn lock(connection: &PgConnection, schema: &str) -> Result<(), PostgresFault> {
+async fn lock(connection: &PgConnection, schema: &str) -> Result<(), PostgresOperationError> {
     let lock = format!("omni-agent search in {schema}");
     let locked = "SELECT pg_try_advisory_lock(hashtextextended($1, 0))";
     while !connection.query_one(locked, &[&lock]).await?.try_get::<_, bool>(0)? {
@@ -64,8 +64,8 @@ async fn lock(connection: &PgConnection, schema: &str) -> Result<(), PostgresFau
 /// index that was made by an earlier rule for words.
 pub(super) async fn create_index(
     connection: &PgConnection,
-    server: &PostgresServer,
-) -> Result<(), PostgresFault> {
+    server: &PostgresPools,
+) -> Result<(), PostgresOperationError> {
     let schema = &server.sql.schema;
     // Remove the time limits of statements, because creating an index can take long.
     connection.batch_execute("SET statement_timeout = 0; SET lock_timeout = 0").await?;
@@ -89,7 +89,12 @@ pub(super) async fn create_index(
 
 /// Makes the words of all rows of a table whose words were made by another rule. `key` is the column with the key of the
 /// conversation.
-async fn renew(connection: &PgConnection, table: &str, key: &str, text: &str) -> Result<(), PostgresFault> {
+async fn renew(
+    connection: &PgConnection,
+    table: &str,
+    key: &str,
+    text: &str,
+) -> Result<(), PostgresOperationError> {
     let select = format!(
         "SELECT {key}, {text} FROM {table} WHERE rule <> {RULE} AND {text} IS NOT NULL AND {key} >= $1
          ORDER BY {key} LIMIT {BATCH}"
@@ -109,7 +114,7 @@ async fn renew(connection: &PgConnection, table: &str, key: &str, text: &str) ->
             first = row.try_get(0)?;
             let text: &str = row.try_get(1)?;
             // A title is a JSON string. A damaged message has no words.
-            let message = AttachmentFiles::ignored().apply(|| json::parse::<Message>(text));
+            let message = AttachmentCodec::ignored().apply(|| json::parse::<Message>(text));
             let shown = message.map(|message| searched_text(&message));
             let shown = shown.or_else(|_| json::parse(text)).unwrap_or_default();
             keys.push(first);
@@ -125,9 +130,9 @@ async fn renew(connection: &PgConnection, table: &str, key: &str, text: &str) ->
 
 async fn is_usable(
     connection: &PgConnection,
-    server: &PostgresServer,
+    server: &PostgresPools,
     name: &str,
-) -> Result<bool, PostgresFault> {
+) -> Result<bool, PostgresOperationError> {
     let usable = connection.prepare_cached(&server.sql.usable_index).await?;
     Ok(connection.query_opt(&usable, &[&name]).await?.is_some())
 }
@@ -157,10 +162,10 @@ fn contained(query: &mut SqlQuery, words: &Words) -> impl Fn(&str) -> String + u
 
 pub(super) async fn search(
     connection: &PgConnection,
-    server: &PostgresServer,
+    server: &PostgresPools,
     words: &Words,
     Listing { filter, page }: &Listing,
-) -> Result<Found, PostgresFault> {
+) -> Result<Found, PostgresOperationError> {
     for (index, ..) in indexes(RULE) {
         if !is_usable(connection, server, &index).await? {
             return Err(StoreError::unsupported("searches before `create_search_index` was called").into());
@@ -178,9 +183,9 @@ pub(super) async fn search(
 /// Returns the number of messages that the planner expects to match.
 async fn expected(
     connection: &PgConnection,
-    server: &PostgresServer,
+    server: &PostgresPools,
     words: &Words,
-) -> Result<f64, PostgresFault> {
+) -> Result<f64, PostgresOperationError> {
     let (schema, mut query) = (&server.sql.schema, SqlQuery::default());
     let contain = contained(&mut query, words);
     query.sql = format!("EXPLAIN SELECT FROM {schema}.nodes WHERE {}", contain("words"));
@@ -206,7 +211,7 @@ fn paged(query: &mut SqlQuery, page: &Page) -> (String, String) {
 }
 
 /// Returns a query that reads all matching texts from the indexes.
-fn sorted(server: &PostgresServer, filter: &Filter, words: &Words, page: &Page) -> SqlQuery {
+fn sorted(server: &PostgresPools, filter: &Filter, words: &Words, page: &Page) -> SqlQuery {
     let (schema, mut query) = (&server.sql.schema, SqlQuery::default());
     let contain = contained(&mut query, words);
     let matches = query.matches(schema, "conversations.key", filter, None);
@@ -234,7 +239,7 @@ fn sorted(server: &PostgresServer, filter: &Filter, words: &Words, page: &Page) 
 
 /// Returns a query that examines the conversations in the order of the list until the page is full.
 fn walked(
-    server: &PostgresServer,
+    server: &PostgresPools,
     candidates: PageCandidates<'_>,
     filter: &Filter,
     words: &Words,
@@ -277,7 +282,7 @@ fn walked(
 }
 
 /// Returns the part of a query that reads the conversations and messages of a page.
-fn columns(server: &PostgresServer) -> String {
+fn columns(server: &PostgresPools) -> String {
     let (columns, _) = server.sql.summary_columns.split_once("\nFROM ").unwrap_or_default();
     let schema = &server.sql.schema;
     let columns = columns.replace("SELECT id, version,", "SELECT conversations.id, conversations.version,");
@@ -289,11 +294,11 @@ fn columns(server: &PostgresServer) -> String {
     )
 }
 
-fn hit(row: &Row, server: &PostgresServer, words: &Words) -> Result<Hit, PostgresFault> {
+fn hit(row: &Row, server: &PostgresPools, words: &Words) -> Result<Hit, PostgresOperationError> {
     let summary = summary(row, &server.place)?;
     let Some(number) = row.try_get::<_, Option<i64>>(9)? else { return Ok(Hit::title(summary)) };
-    let origin = RowOrigin { id: &summary.id, place: &server.place };
+    let origin = RowErrorContext { id: &summary.id, place: &server.place };
     let (parent, message) = (row.try_get(10)?, row.try_get(11)?);
-    let node = AttachmentFiles::ignored().apply(|| origin.node(number, parent, message, None, false))?;
+    let node = AttachmentCodec::ignored().apply(|| origin.node(number, parent, message, None, false))?;
     Ok(Hit::message(summary.clone(), node.id(), node.message(), words))
 }

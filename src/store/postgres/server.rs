@@ -9,7 +9,7 @@ use tracing::Instrument;
 
 use super::{
     connect::{PgConnection, PostgresHostConnector},
-    error::{PostgresFault, PostgresRetryRemedy, failed, no_connection, remedy, silent},
+    error::{PostgresOperationError, PostgresRetryRemedy, failed, no_connection, remedy, silent},
     migrate::{is_current, migrate},
     search,
     sql::PostgresStatements,
@@ -18,7 +18,7 @@ use crate::store::{ConversationId, StoreError};
 
 /// The time limits, and the number of connections.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct ConnectLimits {
+pub(super) struct PostgresLimits {
     pub(super) connections: usize,
     /// The time limit for connecting to one host.
     pub(super) connect: Duration,
@@ -28,7 +28,7 @@ pub(super) struct ConnectLimits {
     pub(super) lease: Duration,
 }
 
-impl ConnectLimits {
+impl PostgresLimits {
     /// Returns how long to wait for a response. The server ends a statement earlier than that, so a longer silence
     /// means that the server does not respond.
     pub(super) fn answer(&self) -> Duration {
@@ -38,15 +38,15 @@ impl ConnectLimits {
 
 /// The connections that an operation uses.
 #[derive(Clone, Copy)]
-pub(super) enum PgPoolKind {
+pub(super) enum PostgresPoolPurpose {
     Conversations,
     /// Connections for renewals. They are separate from the other connections, so that work on conversations never
     /// delays the renewal of a lease.
     Leases,
 }
 
-impl PgPoolKind {
-    fn connections(self, limits: &ConnectLimits) -> usize {
+impl PostgresPoolPurpose {
+    fn connections(self, limits: &PostgresLimits) -> usize {
         match self {
             Self::Conversations => limits.connections,
             // Two connections are needed, so that one can continue while the other waits for a locked row.
@@ -56,7 +56,7 @@ impl PgPoolKind {
 
     /// Returns how long to wait for a response on a connection. For renewals this time is short, because a renewal must
     /// succeed before its lease expires, even if the first connection does not respond.
-    fn patience(self, limits: &ConnectLimits) -> Duration {
+    fn patience(self, limits: &PostgresLimits) -> Duration {
         match self {
             Self::Conversations => limits.answer(),
             Self::Leases => limits.answer().min((limits.lease / 3).max(SHORTEST)),
@@ -67,10 +67,10 @@ impl PgPoolKind {
 /// The minimum time to wait for a response before a connection is abandoned, even if leases are short.
 const SHORTEST: Duration = Duration::from_secs(1);
 
-pub(super) struct PostgresServer {
+pub(super) struct PostgresPools {
     /// The host, port and database.
     pub(super) place: String,
-    pub(super) limits: ConnectLimits,
+    pub(super) limits: PostgresLimits,
     pub(super) sql: PostgresStatements,
     conversations: Pool<PostgresHostConnector>,
     leases: Pool<PostgresHostConnector>,
@@ -80,14 +80,14 @@ pub(super) struct PostgresServer {
 /// every operation, because writes are recognized by their ids.
 const TRIES: usize = 3;
 
-impl PostgresServer {
+impl PostgresPools {
     /// Creates the pools, without connecting.
     pub(super) fn new(
         hosts: &PostgresHostConnector,
         schema: &str,
-        limits: ConnectLimits,
+        limits: PostgresLimits,
     ) -> Result<Self, StoreError> {
-        let pool = |lane: PgPoolKind| {
+        let pool = |lane: PostgresPoolPurpose| {
             Pool::builder(hosts.clone())
                 .max_size(lane.connections(&limits))
                 .runtime(Runtime::Tokio1)
@@ -95,7 +95,8 @@ impl PostgresServer {
                 .build()
                 .map_err(|error| StoreError::failed("making a pool of connections", error))
         };
-        let (conversations, leases) = (pool(PgPoolKind::Conversations)?, pool(PgPoolKind::Leases)?);
+        let (conversations, leases) =
+            (pool(PostgresPoolPurpose::Conversations)?, pool(PostgresPoolPurpose::Leases)?);
         Ok(Self {
             place: hosts.place.clone(),
             limits,
@@ -108,10 +109,14 @@ impl PostgresServer {
     /// Runs an operation on a connection. If the connection breaks, repeats the operation on another connection.
     pub(super) async fn run<I, T>(
         &self,
-        lane: PgPoolKind,
+        lane: PostgresPoolPurpose,
         id: Option<&ConversationId>,
         input: &I,
-        operation: impl for<'a> Fn(&'a PgConnection, &'a Self, &'a I) -> BoxFuture<'a, Result<T, PostgresFault>>,
+        operation: impl for<'a> Fn(
+            &'a PgConnection,
+            &'a Self,
+            &'a I,
+        ) -> BoxFuture<'a, Result<T, PostgresOperationError>>,
     ) -> Result<T, StoreError> {
         let (mut tries, mut silences) = (0, 0);
         loop {
@@ -121,7 +126,7 @@ impl PostgresServer {
             let Ok(done) = timeout(patience, operation(&connection, self, input)).await else {
                 discard(connection);
                 silences += 1;
-                if matches!(lane, PgPoolKind::Leases) && silences == 1 {
+                if matches!(lane, PostgresPoolPurpose::Leases) && silences == 1 {
                     // The idle connections may not respond either, so close them before the second attempt.
                     drop(self.leases.retain(|_, _| false));
                     continue;
@@ -130,8 +135,8 @@ impl PostgresServer {
             };
             let error = match done {
                 Ok(done) => return Ok(done),
-                Err(PostgresFault::Store(error)) => return Err(error),
-                Err(PostgresFault::Database(error)) => error,
+                Err(PostgresOperationError::Store(error)) => return Err(error),
+                Err(PostgresOperationError::Database(error)) => error,
             };
             let again = match remedy(&error) {
                 PostgresRetryRemedy::Reconnect => {
@@ -149,7 +154,7 @@ impl PostgresServer {
 
     /// Creates or updates the schema. The time limits of operations do not apply to the migration.
     pub(super) async fn migrate(&self, schema: &str) -> Result<(), StoreError> {
-        let connection = self.connection(PgPoolKind::Conversations).await?;
+        let connection = self.connection(PostgresPoolPurpose::Conversations).await?;
         // The time limit of an operation applies to this check, but not to the migration itself.
         let looked = timeout(self.limits.answer(), is_current(&connection, schema, &self.place)).await;
         let done = match looked {
@@ -161,28 +166,28 @@ impl PostgresServer {
         done.map_err(|fault| {
             discard(connection);
             match fault {
-                PostgresFault::Store(error) => error,
-                PostgresFault::Database(error) => failed(&self.place, &self.limits, None, error),
+                PostgresOperationError::Store(error) => error,
+                PostgresOperationError::Database(error) => failed(&self.place, &self.limits, None, error),
             }
         })
     }
 
     /// Creates the indexes for searches, without a time limit.
     pub(super) async fn create_search_index(&self) -> Result<(), StoreError> {
-        let connection = self.connection(PgPoolKind::Conversations).await?;
+        let connection = self.connection(PostgresPoolPurpose::Conversations).await?;
         let done = search::create_index(&connection, self).await;
         // Close this connection, because creating the index has changed its time limits.
         discard(connection);
         done.map_err(|fault| match fault {
-            PostgresFault::Store(error) => error,
-            PostgresFault::Database(error) => failed(&self.place, &self.limits, None, error),
+            PostgresOperationError::Store(error) => error,
+            PostgresOperationError::Database(error) => failed(&self.place, &self.limits, None, error),
         })
     }
 
-    async fn connection(&self, lane: PgPoolKind) -> Result<PgConnection, StoreError> {
+    async fn connection(&self, lane: PostgresPoolPurpose) -> Result<PgConnection, StoreError> {
         let pool = match lane {
-            PgPoolKind::Conversations => &self.conversations,
-            PgPoolKind::Leases => &self.leases,
+            PostgresPoolPurpose::Conversations => &self.conversations,
+            PostgresPoolPurpose::Leases => &self.leases,
         };
         let connections = lane.connections(&self.limits);
         pool.get().await.map_err(|error| no_connection(&self.place, &self.limits, connections, error))

@@ -7,19 +7,19 @@ use tokio_postgres::{Row, types::ToSql};
 
 use super::{
     connect::PgConnection,
-    error::PostgresFault,
+    error::PostgresOperationError,
     filter::{SqlQuery, rarest},
     read::{SNAPSHOT, files, system_time},
-    server::PostgresServer,
+    server::PostgresPools,
     sql::millis,
 };
 use crate::store::{
     ConversationId, Filter, Listing, Page, StoreError, StoredTurn, TurnSummary, Turns, Version,
-    attachments::AttachmentFiles,
+    attachments::AttachmentCodec,
     json,
     rows::{
-        self, DatabaseRow, OF_TURN, RecordRow, RowOrigin, SORTED, StoredTurnRows, conversation_id, count,
-        labels, owner,
+        self, DatabaseRow, OF_TURN, RecordRow, RowErrorContext, SORTED, StoredTurnRows, conversation_id,
+        count, labels, owner,
     },
 };
 
@@ -39,7 +39,7 @@ pub(super) fn params(record: &RecordRow) -> Vec<&(dyn ToSql + Sync)> {
 }
 
 /// Reads the columns of a turn, which begin at the column `at` of the row.
-fn columns(row: &Row, at: usize) -> Result<StoredTurnRows, PostgresFault> {
+fn columns(row: &Row, at: usize) -> Result<StoredTurnRows, PostgresOperationError> {
     let approvals: Option<&str> = row.try_get(at + 5)?;
     let approvals = approvals.map(json::parse).transpose().map_err(damaged)?.unwrap_or_default();
     Ok(StoredTurnRows { approvals, ..rows::turn(row, at, row.time(at + 6)?)? })
@@ -51,7 +51,10 @@ fn damaged(problem: String) -> StoreError {
 }
 
 /// Returns the turn in flight from the row of a conversation that the statement for turns has returned.
-pub(super) fn read(row: &Row, origin: &RowOrigin<'_>) -> Result<Option<StoredTurn>, PostgresFault> {
+pub(super) fn read(
+    row: &Row,
+    origin: &RowErrorContext<'_>,
+) -> Result<Option<StoredTurn>, PostgresOperationError> {
     if row.try_get::<_, Option<&str>>(0)?.is_none() {
         return Ok(None);
     }
@@ -70,9 +73,9 @@ pub(super) fn read(row: &Row, origin: &RowOrigin<'_>) -> Result<Option<StoredTur
 
 pub(super) async fn turn(
     connection: &PgConnection,
-    server: &PostgresServer,
+    server: &PostgresPools,
     id: &ConversationId,
-) -> Result<Option<StoredTurn>, PostgresFault> {
+) -> Result<Option<StoredTurn>, PostgresOperationError> {
     let turn = connection.prepare_cached(&server.sql.turn).await?;
     let files = connection.prepare_cached(&server.sql.files).await?;
     let (name, place) = (id.as_str(), Some(OF_TURN));
@@ -89,12 +92,12 @@ pub(super) async fn turn(
     let (row, files) = (row?, files?);
     ended?;
     let row = row.ok_or_else(|| StoreError::NotFound { id: id.clone() })?;
-    self::files(&files)?.apply(|| read(&row, &RowOrigin { id, place: &server.place }))
+    self::files(&files)?.apply(|| read(&row, &RowErrorContext { id, place: &server.place }))
 }
 
 /// Returns the query for the keys and ages of the turns on a page.
 fn page_of(
-    server: &PostgresServer,
+    server: &PostgresPools,
     which: Turns,
     rarest: Option<(&str, &str)>,
     filter: &Filter,
@@ -164,10 +167,10 @@ fn page_of(
 
 pub(super) async fn list(
     connection: &PgConnection,
-    server: &PostgresServer,
+    server: &PostgresPools,
     which: Turns,
     Listing { filter, page }: &Listing,
-) -> Result<Vec<TurnSummary>, PostgresFault> {
+) -> Result<Vec<TurnSummary>, PostgresOperationError> {
     let query = page_of(server, which, rarest(connection, server, filter, SORTED).await?, filter, page);
     let (listed, schema) = (&server.sql.listed_turn, &server.sql.schema);
     let sql = format!(
@@ -185,7 +188,7 @@ pub(super) async fn list(
         let (id, version) = (conversation_id(row, 1, &server.place)?, Version::new(row.bits(2)?));
         let (owner, labels) = (owner(row, 3)?, labels(row, 5)?.unwrap_or_default());
         let turn = columns(row, 6)?;
-        let turn = AttachmentFiles::ignored().apply(|| turn.into_turn(version));
+        let turn = AttachmentCodec::ignored().apply(|| turn.into_turn(version));
         Ok(TurnSummary { labels, owner, ..TurnSummary::new(id, &turn) }.aged(age))
     });
     listed.collect()

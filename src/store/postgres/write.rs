@@ -4,11 +4,11 @@ use std::{collections::BTreeMap, sync::OnceLock, time::Duration};
 
 use tokio_postgres::types::ToSql;
 
-use super::{connect::PgConnection, error::PostgresFault, ledger, server::PostgresServer, turns};
+use super::{connect::PgConnection, error::PostgresOperationError, ledger, server::PostgresPools, turns};
 use crate::{
     store::{
         Change, ConversationId, Labels, Lease, StoreError, Version, Write, WriteId,
-        rows::{ColumnChange, NodeRow, RowChanges, RowOrigin, number},
+        rows::{ColumnChange, NodeRow, RowChanges, RowErrorContext, number},
         words::spaced,
     },
     tree::Erased,
@@ -20,11 +20,11 @@ pub(super) const TRIES: usize = 5;
 
 pub(super) async fn write(
     connection: &PgConnection,
-    server: &PostgresServer,
+    server: &PostgresPools,
     id: &ConversationId,
     write: &Write,
     change: &Change,
-) -> Result<Version, PostgresFault> {
+) -> Result<Version, PostgresOperationError> {
     let rows = RowChanges::of(id, change.clone())?;
     match change {
         Change::Create(_) => create(connection, server, id, write.id, &rows).await,
@@ -35,11 +35,11 @@ pub(super) async fn write(
 
 async fn create(
     connection: &PgConnection,
-    server: &PostgresServer,
+    server: &PostgresPools,
     id: &ConversationId,
     write: WriteId,
     change: &RowChanges,
-) -> Result<Version, PostgresFault> {
+) -> Result<Version, PostgresOperationError> {
     let (ColumnChange::Set(title), ColumnChange::Set(state)) = (&change.title, &change.state) else {
         unreachable!("a whole state sets both");
     };
@@ -83,11 +83,11 @@ async fn create(
 
 async fn change(
     connection: &PgConnection,
-    server: &PostgresServer,
+    server: &PostgresPools,
     id: &ConversationId,
     write: &Write,
     change: &RowChanges,
-) -> Result<Version, PostgresFault> {
+) -> Result<Version, PostgresOperationError> {
     let RowChanges {
         head,
         title,
@@ -171,11 +171,11 @@ async fn change(
 /// Removes nodes.
 async fn erase(
     connection: &PgConnection,
-    server: &PostgresServer,
+    server: &PostgresPools,
     id: &ConversationId,
     write: &Write,
     erased: &Erased,
-) -> Result<Version, PostgresFault> {
+) -> Result<Version, PostgresOperationError> {
     let nodes: Vec<_> = erased.nodes.iter().map(|node| number(*node)).collect();
     let (head, next) = (erased.head.map(number), number(erased.next));
     // The statement changes nothing if the conversation no longer has this version, so the end that is read here is
@@ -185,7 +185,7 @@ async fn erase(
     let run = match &row {
         None => None,
         Some(row) => {
-            let origin = RowOrigin { id, place: &server.place };
+            let origin = RowErrorContext { id, place: &server.place };
             origin.run_after_erasure(row.try_get(0)?, row.try_get(1)?, erased)?
         }
     };
@@ -198,12 +198,12 @@ async fn erase(
 /// Performs a write with a statement. The first parameters of the statement are those of the write, and `more` follows.
 async fn perform(
     connection: &PgConnection,
-    server: &PostgresServer,
+    server: &PostgresPools,
     id: &ConversationId,
     write: &Write,
     statement: &str,
     more: &[&(dyn ToSql + Sync)],
-) -> Result<Version, PostgresFault> {
+) -> Result<Version, PostgresOperationError> {
     let (base, version) = (write.base.get().cast_signed(), write.base.next());
     let led_to = version.get().cast_signed();
     let epoch = write.epoch.map(|epoch| epoch.0.cast_signed());
@@ -240,11 +240,11 @@ async fn perform(
 /// later conversation.
 pub(super) async fn delete(
     connection: &PgConnection,
-    server: &PostgresServer,
+    server: &PostgresPools,
     id: &ConversationId,
     lease: Option<&Lease>,
     found: &OnceLock<i64>,
-) -> Result<(), PostgresFault> {
+) -> Result<(), PostgresOperationError> {
     let key = if let Some(key) = found.get() {
         *key
     } else {

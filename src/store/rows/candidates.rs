@@ -32,7 +32,7 @@ pub(in crate::store) enum PageCandidates<'f> {
 }
 
 /// Finds the label of a filter that the fewest conversations have, if at most a certain number of conversations have it.
-pub(in crate::store) struct RarestLabelSearch<'f> {
+pub(in crate::store) struct RarestLabelFinder<'f> {
     labels: Vec<(&'f str, &'f str)>,
     /// The number of labels that were counted up to the current bound.
     counted: usize,
@@ -42,7 +42,7 @@ pub(in crate::store) struct RarestLabelSearch<'f> {
     most: Option<i64>,
 }
 
-impl<'f> RarestLabelSearch<'f> {
+impl<'f> RarestLabelFinder<'f> {
     pub(in crate::store) fn new(filter: &'f Filter, most: i64) -> Self {
         let labels: Vec<_> = filter.labels.iter().collect();
         let (first, most) = if labels.len() > 1 { (RARE, Some(most)) } else { (most, None) };
@@ -78,7 +78,7 @@ impl<'f> RarestLabelSearch<'f> {
 /// The decision how to read a page of a filtered list.
 pub(in crate::store) struct FilteredPagePlan<'f> {
     filter: &'f Filter,
-    rarest: RarestLabelSearch<'f>,
+    rarest: RarestLabelFinder<'f>,
     has_walked: bool,
 }
 
@@ -94,7 +94,7 @@ pub(in crate::store) enum FilteredPageStep<'f> {
 
 impl<'f> FilteredPagePlan<'f> {
     pub(in crate::store) fn new(filter: &'f Filter) -> Self {
-        Self { filter, rarest: RarestLabelSearch::new(filter, SORTED), has_walked: false }
+        Self { filter, rarest: RarestLabelFinder::new(filter, SORTED), has_walked: false }
     }
 
     pub(in crate::store) fn next(&self) -> FilteredPageStep<'f> {
@@ -117,7 +117,7 @@ impl<'f> FilteredPagePlan<'f> {
 
     /// Records that the first conversations of the list did not fill the page.
     pub(in crate::store) fn walked(&mut self) {
-        (self.has_walked, self.rarest) = (true, RarestLabelSearch::new(self.filter, MANY));
+        (self.has_walked, self.rarest) = (true, RarestLabelFinder::new(self.filter, MANY));
     }
 }
 

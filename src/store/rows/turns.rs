@@ -15,7 +15,7 @@ use crate::{
 
 /// The change of a write to the turn in flight.
 #[derive(Default)]
-pub(in crate::store) struct TurnRow {
+pub(in crate::store) struct TurnRowChange {
     /// Whether the write ends the turn in flight. A write that changes the head always ends it, regardless of this
     /// field.
     pub(in crate::store) ends: bool,
@@ -46,7 +46,7 @@ pub(in crate::store) struct RecordRow {
     pub(in crate::store) limits: Vec<Option<i64>>,
 }
 
-impl TurnRow {
+impl TurnRowChange {
     pub(super) fn of(id: &ConversationId, commit: &Commit, files: &mut FileRows) -> Result<Self, StoreError> {
         let row = Self { ends: commit.ends_turn(commit.head), ..Self::default() };
         Ok(match commit.turn.as_deref() {

@@ -12,7 +12,7 @@ use std::{
 
 use rusqlite::{Connection, ErrorCode, OpenFlags, Transaction, TransactionBehavior, config::DbConfig, ffi};
 
-use super::read_only::{self, FileStamp};
+use super::read_only::{self, FileModificationStamp};
 use crate::{
     store::{ConversationId, StoreError, file_system::Durability},
     sync::lock,
@@ -47,7 +47,7 @@ pub(super) struct SqliteDatabase {
     /// The identity of the file that was opened.
     opened: Option<FileId>,
     /// The stamp of the file when it was opened. Only set if the store assumes that the file does not change.
-    unchanging: Option<FileStamp>,
+    unchanging: Option<FileModificationStamp>,
 }
 
 /// The connections of a store.
@@ -58,18 +58,18 @@ pub(super) struct SqliteConnections {
 }
 
 /// A failure of a job.
-pub(in crate::store) enum SqliteFault {
+pub(in crate::store) enum SqliteOperationError {
     Sqlite(rusqlite::Error),
     Store(StoreError),
 }
 
-impl From<rusqlite::Error> for SqliteFault {
+impl From<rusqlite::Error> for SqliteOperationError {
     fn from(error: rusqlite::Error) -> Self {
         Self::Sqlite(error)
     }
 }
 
-impl From<StoreError> for SqliteFault {
+impl From<StoreError> for SqliteOperationError {
     fn from(error: StoreError) -> Self {
         Self::Store(error)
     }
@@ -108,11 +108,11 @@ impl SqliteDatabase {
         let is_unchanging = !read_only::has_log(&self.file);
         if is_unchanging {
             // The stamp is taken before the file is read, so that a change during the reading is detected.
-            self.unchanging = Some(FileStamp::of(&self.found()?));
+            self.unchanging = Some(FileModificationStamp::of(&self.found()?));
         }
         let connect = || self.connect_for_reading(is_unchanging);
         (0..readers).map(|_| connect()).collect::<Result<_, _>>().map_err(|fault| match fault {
-            SqliteFault::Sqlite(error)
+            SqliteOperationError::Sqlite(error)
                 if !is_unchanging && error.sqlite_error_code() == Some(ErrorCode::CannotOpen) =>
             {
                 let reason = "its write-ahead log can't be read, because its folder can't be written to; allow writing to the folder";
@@ -122,7 +122,7 @@ impl SqliteDatabase {
         })
     }
 
-    fn connect_for_reading(&self, is_unchanging: bool) -> Result<Connection, SqliteFault> {
+    fn connect_for_reading(&self, is_unchanging: bool) -> Result<Connection, SqliteOperationError> {
         let connection = read_only::connect(&self.file, is_unchanging)?;
         connection.busy_timeout(self.busy)?;
         if self.applied(&connection)? < MIGRATIONS.len() {
@@ -185,7 +185,7 @@ impl SqliteDatabase {
             return unreachable(Arc::new(DatabaseFileReplaced));
         }
         match &self.unchanging {
-            Some(stamp) if *stamp != FileStamp::of(&found) || read_only::has_log(&self.file) => {
+            Some(stamp) if *stamp != FileModificationStamp::of(&found) || read_only::has_log(&self.file) => {
                 unreachable(Arc::new(DatabaseFileChanged))
             }
             _ => Ok(()),
@@ -210,7 +210,7 @@ impl SqliteDatabase {
             match self.connect() {
                 // If two processes open a new file at the same time, the switch to the write-ahead log fails at once
                 // instead of waiting for the other process. So connecting is repeated here.
-                Err(SqliteFault::Sqlite(error))
+                Err(SqliteOperationError::Sqlite(error))
                     if error.sqlite_error_code() == Some(ErrorCode::DatabaseBusy)
                         && begun.elapsed() < self.busy =>
                 {
@@ -221,7 +221,7 @@ impl SqliteDatabase {
         }
     }
 
-    fn connect(&self) -> Result<Connection, SqliteFault> {
+    fn connect(&self) -> Result<Connection, SqliteOperationError> {
         let connection = Connection::open_with_flags(
             &self.file,
             // SQLite needs no mutexes, because only one worker uses a connection. Without the URI flag, the path is
@@ -266,12 +266,12 @@ impl SqliteDatabase {
         Ok(connection)
     }
 
-    fn prepare_writer(&self, connection: &mut Connection) -> Result<(), SqliteFault> {
+    fn prepare_writer(&self, connection: &mut Connection) -> Result<(), SqliteOperationError> {
         self.migrate(connection)?;
         Ok(connection.pragma_update(None, "cache_size", -WRITER_CACHE_KIB)?)
     }
 
-    fn migrate(&self, connection: &mut Connection) -> Result<(), SqliteFault> {
+    fn migrate(&self, connection: &mut Connection) -> Result<(), SqliteOperationError> {
         if self.applied(connection)? == MIGRATIONS.len() {
             return Ok(());
         }
@@ -288,7 +288,7 @@ impl SqliteDatabase {
     }
 
     /// Returns the number of migrations that were applied, which is 0 for an empty file.
-    fn applied(&self, connection: &Connection) -> Result<usize, SqliteFault> {
+    fn applied(&self, connection: &Connection) -> Result<usize, SqliteOperationError> {
         // A single statement reads all values, because another process may be creating the schema and the header at
         // this moment.
         let header = "SELECT EXISTS (SELECT * FROM sqlite_schema), application_id, user_version
@@ -314,10 +314,15 @@ impl SqliteDatabase {
     }
 
     /// Converts a fault to an error.
-    pub(super) fn failed(&self, action: &str, id: Option<&ConversationId>, fault: SqliteFault) -> StoreError {
+    pub(super) fn failed(
+        &self,
+        action: &str,
+        id: Option<&ConversationId>,
+        fault: SqliteOperationError,
+    ) -> StoreError {
         let error = match fault {
-            SqliteFault::Sqlite(error) => error,
-            SqliteFault::Store(error) => return error,
+            SqliteOperationError::Sqlite(error) => error,
+            SqliteOperationError::Store(error) => return error,
         };
         let place = self.place();
         let source: Arc<dyn Error + Send + Sync> = Arc::new(error);

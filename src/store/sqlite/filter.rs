@@ -5,14 +5,14 @@ use std::fmt::Write as _;
 use rusqlite::{Connection, OptionalExtension, ToSql, params, params_from_iter, types::Value};
 
 use super::{
-    database::{SqliteDatabase, SqliteFault},
+    database::{SqliteDatabase, SqliteOperationError},
     read,
     row::{listed, summaries},
     write::millis,
 };
 use crate::store::{
     Filter, Listing, Page, Summary,
-    rows::{FilteredPagePlan, FilteredPageStep, PageCandidates, RarestLabelSearch, WALKED, count},
+    rows::{FilteredPagePlan, FilteredPageStep, PageCandidates, RarestLabelFinder, WALKED, count},
 };
 
 /// A condition with its parameters.
@@ -66,7 +66,7 @@ impl SqlCondition {
 }
 
 /// Returns the number of conversations with this label, counted up to a bound.
-fn counted(connection: &Connection, name: &str, value: &str, most: i64) -> Result<i64, SqliteFault> {
+fn counted(connection: &Connection, name: &str, value: &str, most: i64) -> Result<i64, SqliteOperationError> {
     let mut query = connection.prepare_cached(
         "SELECT count(*) FROM (SELECT 1 FROM labels WHERE name = ?1 AND value = ?2 LIMIT ?3)",
     )?;
@@ -78,8 +78,8 @@ pub(super) fn rarest<'f>(
     connection: &Connection,
     filter: &'f Filter,
     most: i64,
-) -> Result<Option<(&'f str, &'f str)>, SqliteFault> {
-    let mut rarest = RarestLabelSearch::new(filter, most);
+) -> Result<Option<(&'f str, &'f str)>, SqliteOperationError> {
+    let mut rarest = RarestLabelFinder::new(filter, most);
     while let Some((name, value, most)) = rarest.question() {
         rarest.answer(counted(connection, name, value, most)?);
     }
@@ -91,8 +91,8 @@ pub(super) fn read_page<T>(
     connection: &Connection,
     filter: &Filter,
     page: &Page,
-    read: impl Fn(PageCandidates<'_>) -> Result<Vec<T>, SqliteFault>,
-) -> Result<Vec<T>, SqliteFault> {
+    read: impl Fn(PageCandidates<'_>) -> Result<Vec<T>, SqliteOperationError>,
+) -> Result<Vec<T>, SqliteOperationError> {
     let mut plan = FilteredPagePlan::new(filter);
     loop {
         match plan.next() {
@@ -114,7 +114,7 @@ pub(super) fn read_page<T>(
 
 /// Returns the time of the last of the first [`WALKED`] conversations that the page can contain. Returns `None` if the
 /// list has fewer conversations.
-fn walked_since(connection: &Connection, page: &Page) -> Result<Option<i64>, SqliteFault> {
+fn walked_since(connection: &Connection, page: &Page) -> Result<Option<i64>, SqliteOperationError> {
     let mut query = connection.prepare_cached(
         "SELECT updated FROM conversations INDEXED BY conversations_by_update WHERE updated <= ?1
          ORDER BY updated DESC, id LIMIT 1 OFFSET ?2",
@@ -197,7 +197,7 @@ pub(super) fn list(
     connection: &mut Connection,
     database: &SqliteDatabase,
     Listing { filter, page }: Listing,
-) -> Result<Vec<Summary>, SqliteFault> {
+) -> Result<Vec<Summary>, SqliteOperationError> {
     if filter.is_empty() {
         return read::list(connection, database, page);
     }

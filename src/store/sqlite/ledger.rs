@@ -5,9 +5,9 @@ use std::ops::Range;
 use rusqlite::{Connection, params, params_from_iter, types::Value};
 
 use super::{
-    database::{SqliteDatabase, SqliteFault},
+    database::{SqliteDatabase, SqliteOperationError},
     filter::SqlCondition,
-    row::ConversationRow,
+    row::ConversationRowForWrite,
     write::millis,
 };
 use crate::{
@@ -15,7 +15,7 @@ use crate::{
     store::{
         ConversationId, Filter, Page,
         ledger::{IS_KEPT_LABEL, UsageSumsByModel},
-        rows::{RowOrigin, cost, count, sum, tokens, usage_row},
+        rows::{RowErrorContext, cost, count, sum, tokens, usage_row},
     },
 };
 
@@ -25,7 +25,7 @@ pub(super) fn insert(
     key: i64,
     version: i64,
     rows: &[UsageRow],
-) -> Result<(), SqliteFault> {
+) -> Result<(), SqliteOperationError> {
     for (row, place) in rows.iter().zip(0_i64..) {
         let UsageRow { usage, .. } = row;
         transaction
@@ -61,7 +61,7 @@ pub(super) const SUMS: &str =
     "count(*), sum(input), sum(cache_read), sum(cache_write), sum(output), sum(reasoning), sum(cost)";
 
 /// Keeps the sums of the usage of a conversation that is about to be deleted.
-pub(super) fn keep(transaction: &Connection, key: i64) -> Result<(), SqliteFault> {
+pub(super) fn keep(transaction: &Connection, key: i64) -> Result<(), SqliteOperationError> {
     let sql = format!(
         "INSERT INTO kept_usage
              (labels, hour, model, requests, input, cache_read, cache_write, output, reasoning, cost)
@@ -84,10 +84,10 @@ pub(super) fn rows(
     database: &SqliteDatabase,
     id: &ConversationId,
     page: &Page,
-) -> Result<Vec<UsageRow>, SqliteFault> {
+) -> Result<Vec<UsageRow>, SqliteOperationError> {
     let transaction = connection.transaction()?;
-    let key = ConversationRow::get(&transaction, id)?.key;
-    let origin = RowOrigin { id, place: &database.place() };
+    let key = ConversationRowForWrite::get(&transaction, id)?.key;
+    let origin = RowErrorContext { id, place: &database.place() };
     let mut query = transaction.prepare_cached(
         "SELECT input, cache_read, cache_write, output, reasoning, cost, purpose, turn, step, at, model, ending,
              message
@@ -105,7 +105,7 @@ pub(super) fn used(
     connection: &mut Connection,
     filter: &Filter,
     period: Range<Timestamp>,
-) -> Result<Vec<UsageSum>, SqliteFault> {
+) -> Result<Vec<UsageSum>, SqliteOperationError> {
     let transaction = connection.transaction()?;
     let mut sums = UsageSumsByModel::default();
     let kept = "sum(requests), sum(input), sum(cache_read), sum(cache_write), sum(output), sum(reasoning), sum(cost)";

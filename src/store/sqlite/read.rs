@@ -6,34 +6,34 @@ use std::rc::Rc;
 use rusqlite::{Connection, OptionalExtension, params};
 
 use super::{
-    database::{SqliteDatabase, SqliteFault},
+    database::{SqliteDatabase, SqliteOperationError},
     ledger::SUMS,
-    row::{self, ConversationRow, LABELS, listed, summaries},
+    row::{self, ConversationRowForWrite, LABELS, listed, summaries},
     turns,
     write::millis,
 };
 use crate::store::{
     ConversationId, Page, Stored, Summary,
-    attachments::AttachmentFiles,
-    rows::{self, DatabaseRow, RowOrigin, count},
+    attachments::AttachmentCodec,
+    rows::{self, DatabaseRow, RowErrorContext, count},
 };
 
 pub(super) fn load(
     connection: &mut Connection,
     database: &SqliteDatabase,
     id: &ConversationId,
-) -> Result<Stored, SqliteFault> {
+) -> Result<Stored, SqliteOperationError> {
     let transaction = connection.transaction()?;
-    let row = ConversationRow::get(&transaction, id)?;
+    let row = ConversationRowForWrite::get(&transaction, id)?;
     let files = files(&transaction, row.key, None)?;
-    files.apply(|| stored(&transaction, &RowOrigin { id, place: &database.place() }, &row))
+    files.apply(|| stored(&transaction, &RowErrorContext { id, place: &database.place() }, &row))
 }
 
 fn stored(
     transaction: &Connection,
-    origin: &RowOrigin<'_>,
-    row: &ConversationRow,
-) -> Result<Stored, SqliteFault> {
+    origin: &RowErrorContext<'_>,
+    row: &ConversationRowForWrite,
+) -> Result<Stored, SqliteOperationError> {
     let sql = format!(
         "SELECT conversations.version, created, updated, title, state, head, next_node, {LABELS}, ending, prompts,
              mark, mark_version, title_by_person, used.*
@@ -71,13 +71,13 @@ pub(super) fn files(
     connection: &Connection,
     key: i64,
     place: Option<i32>,
-) -> Result<Rc<AttachmentFiles>, SqliteFault> {
+) -> Result<Rc<AttachmentCodec>, SqliteOperationError> {
     let mut query = connection.prepare_cached(
         "SELECT digest, bytes FROM files WHERE conversation = ?1
          AND (?2 IS NULL OR digest IN (SELECT digest FROM file_uses WHERE conversation = ?1 AND place = ?2))",
     )?;
     let mut found = query.query(params![key, place])?;
-    let files = Rc::<AttachmentFiles>::default();
+    let files = Rc::<AttachmentCodec>::default();
     while let Some(row) = found.next()? {
         files.add(row.get(0)?, &row.get::<_, Vec<u8>>(1)?);
     }
@@ -88,9 +88,9 @@ pub(super) fn summary(
     connection: &mut Connection,
     database: &SqliteDatabase,
     id: &ConversationId,
-) -> Result<Summary, SqliteFault> {
+) -> Result<Summary, SqliteOperationError> {
     let transaction = connection.transaction()?;
-    row::summary(&transaction, ConversationRow::get(&transaction, id)?.key, &database.place())
+    row::summary(&transaction, ConversationRowForWrite::get(&transaction, id)?.key, &database.place())
 }
 
 /// Returns the query that lists conversations, sorted by their last write.
@@ -114,7 +114,7 @@ pub(super) fn list(
     connection: &mut Connection,
     database: &SqliteDatabase,
     page: Page,
-) -> Result<Vec<Summary>, SqliteFault> {
+) -> Result<Vec<Summary>, SqliteOperationError> {
     let (limit, offset) = (count(page.limit), count(page.offset));
     let (mut query, mut rows);
     if let Some(after) = page.after {
@@ -131,7 +131,7 @@ pub(super) fn list(
 pub(super) fn last_run(
     transaction: &Connection,
     key: i64,
-) -> Result<(Option<String>, Option<String>), SqliteFault> {
+) -> Result<(Option<String>, Option<String>), SqliteOperationError> {
     let run: Option<(String, Option<String>)> = transaction
         .prepare_cached(
             "SELECT ending, prompts FROM runs WHERE conversation = ?1

@@ -11,9 +11,9 @@ use rusqlite::{Connection, OpenFlags};
 
 /// The length of a file and the time of its last change.
 #[derive(PartialEq, Eq)]
-pub(super) struct FileStamp(u64, Option<SystemTime>);
+pub(super) struct FileModificationStamp(u64, Option<SystemTime>);
 
-impl FileStamp {
+impl FileModificationStamp {
     pub(super) fn of(file: &fs::Metadata) -> Self {
         Self(file.len(), file.modified().ok())
     }

@@ -4,7 +4,7 @@ use std::borrow::Cow;
 
 use rusqlite::Connection;
 
-use super::database::SqliteFault;
+use super::database::SqliteOperationError;
 use crate::{
     message::Timestamp,
     store::{
@@ -14,42 +14,42 @@ use crate::{
 };
 
 impl DatabaseRow for rusqlite::Row<'_> {
-    type Misread = SqliteFault;
+    type Misread = SqliteOperationError;
 
-    fn int(&self, column: usize) -> Result<Option<i64>, SqliteFault> {
+    fn int(&self, column: usize) -> Result<Option<i64>, SqliteOperationError> {
         Ok(self.get(column)?)
     }
 
-    fn real(&self, column: usize) -> Result<Option<f64>, SqliteFault> {
+    fn real(&self, column: usize) -> Result<Option<f64>, SqliteOperationError> {
         Ok(self.get(column)?)
     }
 
-    fn flag(&self, column: usize) -> Result<bool, SqliteFault> {
+    fn flag(&self, column: usize) -> Result<bool, SqliteOperationError> {
         Ok(self.get(column)?)
     }
 
-    fn time(&self, column: usize) -> Result<Timestamp, SqliteFault> {
+    fn time(&self, column: usize) -> Result<Timestamp, SqliteOperationError> {
         Ok(Timestamp(u64::try_from(self.get::<_, i64>(column)?).unwrap_or_default()))
     }
 
-    fn text(&self, column: usize) -> Result<Option<Cow<'_, str>>, SqliteFault> {
+    fn text(&self, column: usize) -> Result<Option<Cow<'_, str>>, SqliteOperationError> {
         Ok(self.get_ref(column)?.as_str_or_null().map_err(rusqlite::Error::from)?.map(Cow::Borrowed))
     }
 
     // SQLite accepts any bytes as text. Invalid text in one conversation must not make a list of all conversations fail.
-    fn any_text(&self, column: usize) -> Result<Result<Option<String>, String>, SqliteFault> {
+    fn any_text(&self, column: usize) -> Result<Result<Option<String>, String>, SqliteOperationError> {
         let bytes = self.get_ref(column)?.as_bytes_or_null().ok().flatten();
         let text = bytes.map(|bytes| std::str::from_utf8(bytes).map(str::to_owned)).transpose();
         Ok(text.map_err(|error| error.to_string()))
     }
 
-    fn lossy(&self, column: usize) -> Result<Option<String>, SqliteFault> {
+    fn lossy(&self, column: usize) -> Result<Option<String>, SqliteOperationError> {
         let bytes = self.get_ref(column)?.as_bytes_or_null().ok().flatten();
         Ok(bytes.map(|bytes| String::from_utf8_lossy(bytes).into_owned()))
     }
 }
 
-/// The condition that a conversation has an owner, as in [`ConversationRow::is_held`].
+/// The condition that a conversation has an owner, as in [`ConversationRowForWrite::is_held`].
 pub(super) const HELD: &str = "(conversations.owner IS NOT NULL \
      AND conversations.expires > CAST(round(unixepoch('subsec') * 1000) AS INTEGER) \
      AND conversations.expires <= CAST(round(unixepoch('subsec') * 1000) AS INTEGER) + 2 * conversations.lasts)";
@@ -68,7 +68,10 @@ pub(super) fn listed() -> String {
 }
 
 /// Returns the entries of rows with the columns of [`listed`].
-pub(super) fn summaries(found: &mut rusqlite::Rows<'_>, place: &str) -> Result<Vec<Summary>, SqliteFault> {
+pub(super) fn summaries(
+    found: &mut rusqlite::Rows<'_>,
+    place: &str,
+) -> Result<Vec<Summary>, SqliteOperationError> {
     let mut summaries = Vec::new();
     while let Some(row) = found.next()? {
         summaries.push(rows::summary(row, place)?);
@@ -77,7 +80,11 @@ pub(super) fn summaries(found: &mut rusqlite::Rows<'_>, place: &str) -> Result<V
 }
 
 /// Returns the entry of the conversation with this key.
-pub(super) fn summary(connection: &Connection, key: i64, place: &str) -> Result<Summary, SqliteFault> {
+pub(super) fn summary(
+    connection: &Connection,
+    key: i64,
+    place: &str,
+) -> Result<Summary, SqliteOperationError> {
     let sql = format!("SELECT {} FROM conversations WHERE key = ?", listed());
     let mut query = connection.prepare_cached(&sql)?;
     let mut found = query.query([key])?;
@@ -85,7 +92,7 @@ pub(super) fn summary(connection: &Connection, key: i64, place: &str) -> Result<
 }
 
 /// The facts that a write needs.
-pub(super) struct ConversationRow {
+pub(super) struct ConversationRowForWrite {
     pub(super) key: i64,
     pub(super) version: Version,
     pub(super) updated: Timestamp,
@@ -98,8 +105,11 @@ pub(super) struct ConversationRow {
     lasts: u64,
 }
 
-impl ConversationRow {
-    pub(super) fn find(connection: &Connection, id: &ConversationId) -> Result<Option<Self>, SqliteFault> {
+impl ConversationRowForWrite {
+    pub(super) fn find(
+        connection: &Connection,
+        id: &ConversationId,
+    ) -> Result<Option<Self>, SqliteOperationError> {
         let mut query = connection.prepare_cached(
             "SELECT key, version, updated, head, epoch, expires, lasts, owner, owner_address
              FROM conversations WHERE id = ?",
@@ -118,7 +128,7 @@ impl ConversationRow {
         }))
     }
 
-    pub(super) fn get(connection: &Connection, id: &ConversationId) -> Result<Self, SqliteFault> {
+    pub(super) fn get(connection: &Connection, id: &ConversationId) -> Result<Self, SqliteOperationError> {
         Self::find(connection, id)?.ok_or_else(|| StoreError::NotFound { id: id.clone() }.into())
     }
 

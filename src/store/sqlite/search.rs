@@ -8,17 +8,17 @@ use std::collections::HashMap;
 use rusqlite::{Connection, OptionalExtension, params, params_from_iter, types::ValueRef};
 
 use super::{
-    database::{SqliteDatabase, SqliteFault, begin},
+    database::{SqliteDatabase, SqliteOperationError, begin},
     filter, row,
-    workers::FollowUpJobQueue,
+    workers::FollowUpJobSender,
 };
 use crate::{
     message::Message,
     store::{
         Filter, Found, Hit, Listing, Page, Query, StoreError,
-        attachments::AttachmentFiles,
+        attachments::AttachmentCodec,
         json,
-        rows::{PageCandidates, RowOrigin},
+        rows::{PageCandidates, RowErrorContext},
         search::searched_text,
         words::{RULE, spaced},
     },
@@ -31,7 +31,7 @@ const BATCH: i64 = 500;
 const SORTED: i64 = 20_000;
 
 /// Returns the number of the rule by which the words in the index were made. Returns `None` if the file has no index.
-pub(super) fn rule(connection: &Connection) -> Result<Option<i64>, SqliteFault> {
+pub(super) fn rule(connection: &Connection) -> Result<Option<i64>, SqliteOperationError> {
     let mut exists =
         connection.prepare_cached("SELECT EXISTS (SELECT 1 FROM sqlite_schema WHERE name = 'indexing')")?;
     if !exists.query_row([], |row| row.get::<_, bool>(0))? {
@@ -41,7 +41,7 @@ pub(super) fn rule(connection: &Connection) -> Result<Option<i64>, SqliteFault> 
 }
 
 /// Creates the index if it does not exist and `creates` is set. Replaces an index that was made by another rule.
-pub(super) fn prepare(connection: &mut Connection, creates: bool) -> Result<(), SqliteFault> {
+pub(super) fn prepare(connection: &mut Connection, creates: bool) -> Result<(), SqliteOperationError> {
     let is_right = |rule: Option<i64>| rule.map_or(!creates, |rule| rule == RULE);
     if is_right(rule(connection)?) {
         return Ok(());
@@ -61,7 +61,7 @@ pub(super) fn prepare(connection: &mut Connection, creates: bool) -> Result<(), 
 
 /// Returns whether a write has to update the index. If the index was made by another rule, the write voids it, and the
 /// next opening of the file builds it anew.
-pub(super) fn is_kept(transaction: &Connection) -> Result<bool, SqliteFault> {
+pub(super) fn is_kept(transaction: &Connection) -> Result<bool, SqliteOperationError> {
     let rule = rule(transaction)?;
     if rule.is_some_and(|rule| rule != RULE) {
         transaction.prepare_cached("UPDATE indexing SET rule = 0")?.execute([])?;
@@ -76,7 +76,7 @@ pub(super) fn add(
     key: i64,
     place: MatchPosition,
     words: &str,
-) -> Result<i64, SqliteFault> {
+) -> Result<i64, SqliteOperationError> {
     let (version, at) = place.unzip();
     let added = if words.trim().is_empty() {
         0
@@ -102,7 +102,7 @@ fn remove(
     key: i64,
     place: MatchPosition,
     text: Option<&str>,
-) -> Result<(), SqliteFault> {
+) -> Result<(), SqliteOperationError> {
     let (version, at) = place.unzip();
     let removed: Option<i64> = transaction
         .prepare_cached(
@@ -120,26 +120,34 @@ fn remove(
 
 /// Removes nodes of a conversation from the index, before their rows are deleted. `ids` is a JSON array, or `None` for
 /// all nodes.
-pub(super) fn remove_nodes(transaction: &Connection, key: i64, ids: Option<&str>) -> Result<(), SqliteFault> {
+pub(super) fn remove_nodes(
+    transaction: &Connection,
+    key: i64,
+    ids: Option<&str>,
+) -> Result<(), SqliteOperationError> {
     visit_nodes(transaction, key, ids, |place, text| remove(transaction, key, place, text.as_deref()))
 }
 
 /// Replaces the title in the index, before the title is replaced in its row.
-pub(super) fn retitle(transaction: &Connection, key: i64, title: Option<&str>) -> Result<(), SqliteFault> {
+pub(super) fn retitle(
+    transaction: &Connection,
+    key: i64,
+    title: Option<&str>,
+) -> Result<(), SqliteOperationError> {
     remove(transaction, key, None, title_of(transaction, key)?.as_deref())?;
     add(transaction, key, None, &title.map(spaced).unwrap_or_default())?;
     Ok(())
 }
 
 /// Returns the title of a conversation. Returns `None` if it has none, or if another program has written an invalid one.
-fn title_of(transaction: &Connection, key: i64) -> Result<Option<String>, SqliteFault> {
+fn title_of(transaction: &Connection, key: i64) -> Result<Option<String>, SqliteOperationError> {
     let mut title = transaction.prepare_cached("SELECT title FROM conversations WHERE key = ?")?;
     Ok(title.query_row([key], |row| Ok(row.get_ref(0)?.as_str().ok().map(str::to_owned)))?)
 }
 
 /// Returns the searched text of a stored message. Returns `None` if the message can't be read.
 fn text_of(message: ValueRef<'_>) -> Option<String> {
-    let message: Message = AttachmentFiles::ignored().apply(|| json::parse(message.as_str().ok()?).ok())?;
+    let message: Message = AttachmentCodec::ignored().apply(|| json::parse(message.as_str().ok()?).ok())?;
     Some(searched_text(&message))
 }
 
@@ -148,8 +156,8 @@ fn visit_nodes(
     transaction: &Connection,
     key: i64,
     ids: Option<&str>,
-    mut visit: impl FnMut(MatchPosition, Option<String>) -> Result<(), SqliteFault>,
-) -> Result<(), SqliteFault> {
+    mut visit: impl FnMut(MatchPosition, Option<String>) -> Result<(), SqliteOperationError>,
+) -> Result<(), SqliteOperationError> {
     let mut nodes = transaction.prepare_cached(
         "SELECT version, place, message FROM nodes
          WHERE conversation = ?1 AND (?2 IS NULL OR id IN (SELECT value FROM json_each(?2)))",
@@ -171,7 +179,7 @@ fn match_of(query: &Query) -> String {
 }
 
 /// Queues jobs that index the conversations that are older than the index.
-pub(super) fn index_older(behind: &FollowUpJobQueue) {
+pub(super) fn index_older(behind: &FollowUpJobSender) {
     let again = behind.clone();
     behind.leave(move |connection| {
         match index_batch(connection) {
@@ -185,7 +193,7 @@ pub(super) fn index_older(behind: &FollowUpJobQueue) {
 }
 
 /// Indexes some of the conversations that are older than the index. Returns whether more of them remain.
-fn index_batch(connection: &mut Connection) -> Result<bool, SqliteFault> {
+fn index_batch(connection: &mut Connection) -> Result<bool, SqliteOperationError> {
     if rule(connection)?.is_none() {
         return Ok(false);
     }
@@ -213,7 +221,7 @@ fn index_batch(connection: &mut Connection) -> Result<bool, SqliteFault> {
 }
 
 /// Indexes the title and the nodes of a conversation that are not indexed yet. Returns their number.
-fn index_conversation(transaction: &Connection, key: i64) -> Result<i64, SqliteFault> {
+fn index_conversation(transaction: &Connection, key: i64) -> Result<i64, SqliteOperationError> {
     let words = |text: Option<String>| text.as_deref().map(spaced).unwrap_or_default();
     let mut added = add(transaction, key, None, &words(title_of(transaction, key)?))?;
     visit_nodes(transaction, key, None, |place, text| {
@@ -232,7 +240,7 @@ pub(super) fn search(
     database: &SqliteDatabase,
     query: &Query,
     Listing { filter, page }: &Listing,
-) -> Result<Found, SqliteFault> {
+) -> Result<Found, SqliteOperationError> {
     let transaction = connection.transaction()?;
     match rule(&transaction)? {
         None => {
@@ -259,7 +267,10 @@ pub(super) fn search(
 }
 
 /// Returns the position of the last matching text of each conversation. Returns `None` if too many texts match.
-fn few(transaction: &Connection, query: &str) -> Result<Option<HashMap<i64, MatchPosition>>, SqliteFault> {
+fn few(
+    transaction: &Connection,
+    query: &str,
+) -> Result<Option<HashMap<i64, MatchPosition>>, SqliteOperationError> {
     let mut matching = transaction.prepare_cached(
         "SELECT conversation, version, place FROM texts
          JOIN (SELECT rowid FROM words WHERE words MATCH ?1 LIMIT ?2) AS matching ON texts.key = matching.rowid",
@@ -284,7 +295,7 @@ fn sorted(
     filter: &Filter,
     matches: &HashMap<i64, MatchPosition>,
     page: &Page,
-) -> Result<Vec<(i64, MatchPosition)>, SqliteFault> {
+) -> Result<Vec<(i64, MatchPosition)>, SqliteOperationError> {
     // The keys are passed as one JSON array, because a statement has a limited number of parameters.
     let keys: Vec<i64> = matches.keys().copied().collect();
     let keys = serde_json::Value::from(keys).to_string();
@@ -308,7 +319,7 @@ fn walked(
     filter: &Filter,
     query: &Query,
     page: &Page,
-) -> Result<Vec<(i64, MatchPosition)>, SqliteFault> {
+) -> Result<Vec<(i64, MatchPosition)>, SqliteOperationError> {
     let all = Page { limit: usize::MAX, offset: 0, ..page.clone() };
     let (keys, params) = filter::keys(candidates, filter, &all);
     let mut keys = transaction.prepare_cached(&keys)?;
@@ -333,7 +344,7 @@ fn last_match(
     transaction: &Connection,
     key: i64,
     query: &Query,
-) -> Result<Option<MatchPosition>, SqliteFault> {
+) -> Result<Option<MatchPosition>, SqliteOperationError> {
     let mut nodes = transaction.prepare_cached(
         "SELECT version, place, message FROM nodes WHERE conversation = ? ORDER BY version DESC, place DESC",
     )?;
@@ -352,7 +363,7 @@ fn hit(
     query: &Query,
     key: i64,
     place: MatchPosition,
-) -> Result<Hit, SqliteFault> {
+) -> Result<Hit, SqliteOperationError> {
     let summary = row::summary(transaction, key, &database.place())?;
     let Some((version, place)) = place else { return Ok(Hit::title(summary)) };
     let mut node = transaction.prepare_cached(
@@ -361,7 +372,7 @@ fn hit(
     let node = node.query_row([key, version, place], |row| {
         Ok((row.get::<_, i64>(0)?, row.get::<_, Option<i64>>(1)?, row.get::<_, String>(2)?))
     })?;
-    let origin = RowOrigin { id: &summary.id, place: &database.place() };
-    let node = AttachmentFiles::ignored().apply(|| origin.node(node.0, node.1, &node.2, None, false))?;
+    let origin = RowErrorContext { id: &summary.id, place: &database.place() };
+    let node = AttachmentCodec::ignored().apply(|| origin.node(node.0, node.1, &node.2, None, false))?;
     Ok(Hit::message(summary.clone(), node.id(), node.message(), query))
 }

@@ -16,7 +16,7 @@ use std::{
 
 use rusqlite::{Connection, ffi};
 
-use super::database::SqliteFault;
+use super::database::SqliteOperationError;
 use crate::store::StoreError;
 
 /// The maximum number of writes in one transaction.
@@ -26,7 +26,7 @@ pub(super) const MAX_SHARED: usize = 64;
 pub(super) type SharedTransactionWrite = Box<dyn FnOnce() -> Box<dyn PreparedWrite> + Send>;
 
 /// The result of a write, or its panic.
-pub(super) type SharedWriteResult<T> = Result<Result<T, SqliteFault>, Box<dyn Any + Send>>;
+pub(super) type SharedWriteResult<T> = Result<Result<T, SqliteOperationError>, Box<dyn Any + Send>>;
 
 /// A prepared write.
 pub(super) trait PreparedWrite {
@@ -41,7 +41,7 @@ pub(super) trait PreparedWrite {
 
     /// Passes the result to the caller. An error of the transaction, or of the check after it, replaces the result.
     /// Returns whether other connections or processes kept the file locked.
-    fn settle(self: Box<Self>, outcome: Result<(), SqliteFault>) -> bool;
+    fn settle(self: Box<Self>, outcome: Result<(), SqliteOperationError>) -> bool;
 }
 
 struct SharedTransactionMember<P, T, A, C, E> {
@@ -55,8 +55,8 @@ struct SharedTransactionMember<P, T, A, C, E> {
 
 /// Returns a write whose result is passed to `end`. `check` runs after the transaction.
 pub(super) fn member<P: 'static, T: 'static>(
-    prepare: impl FnOnce() -> Result<P, SqliteFault> + Send + 'static,
-    action: impl Fn(&mut Connection, &P) -> Result<T, SqliteFault> + Send + 'static,
+    prepare: impl FnOnce() -> Result<P, SqliteOperationError> + Send + 'static,
+    action: impl Fn(&mut Connection, &P) -> Result<T, SqliteOperationError> + Send + 'static,
     check: impl Fn() -> Result<(), StoreError> + Send + 'static,
     end: impl FnOnce(SharedWriteResult<T>) -> bool + Send + 'static,
 ) -> SharedTransactionWrite {
@@ -72,7 +72,7 @@ pub(super) fn member<P: 'static, T: 'static>(
 
 impl<P, T, A, C, E> PreparedWrite for SharedTransactionMember<P, T, A, C, E>
 where
-    A: Fn(&mut Connection, &P) -> Result<T, SqliteFault>,
+    A: Fn(&mut Connection, &P) -> Result<T, SqliteOperationError>,
     C: Fn() -> Result<(), StoreError>,
     E: FnOnce(SharedWriteResult<T>) -> bool,
 {
@@ -84,7 +84,7 @@ where
         let is_clean = match &written {
             Ok(Ok(_)) => true,
             // SQLite undoes the failed statement in most cases, but not in all.
-            Ok(Err(SqliteFault::Sqlite(rusqlite::Error::SqliteFailure(..)))) | Err(_) => false,
+            Ok(Err(SqliteOperationError::Sqlite(rusqlite::Error::SqliteFailure(..)))) | Err(_) => false,
             Ok(Err(_)) => connection.total_changes() == before,
         };
         self.written = Some(written);
@@ -95,7 +95,7 @@ where
         (self.check)()
     }
 
-    fn settle(self: Box<Self>, outcome: Result<(), SqliteFault>) -> bool {
+    fn settle(self: Box<Self>, outcome: Result<(), SqliteOperationError>) -> bool {
         let written = match (self.written, outcome) {
             (Some(Err(panic)), _) => Err(panic),
             // The preparation has failed, so the transaction and the check do not matter.
@@ -116,8 +116,9 @@ pub(super) fn write(connection: &mut Connection, writes: Vec<SharedTransactionWr
     let mut writes: Vec<_> = writes.into_iter().map(|write| write()).collect();
     let shared = if writes.len() > 1 { together(connection, &mut writes) } else { None };
     // An error of the check comes first, because it explains the errors of the transaction.
-    let shared = shared
-        .map(|outcome| writes[0].check().map_err(SqliteFault::from).and(outcome.map_err(SqliteFault::from)));
+    let shared = shared.map(|outcome| {
+        writes[0].check().map_err(SqliteOperationError::from).and(outcome.map_err(SqliteOperationError::from))
+    });
     let mut is_held = false;
     for mut write in writes {
         let outcome = if let Some(outcome) = &shared {
@@ -131,7 +132,7 @@ pub(super) fn write(connection: &mut Connection, writes: Vec<SharedTransactionWr
                 write.perform(connection);
                 Ok(())
             };
-            write.check().map_err(SqliteFault::from).and(performed)
+            write.check().map_err(SqliteOperationError::from).and(performed)
         };
         is_held |= write.settle(outcome);
     }
@@ -165,13 +166,13 @@ fn failure(code: i32, reason: &str) -> rusqlite::Error {
 }
 
 /// Returns a fault with the same meaning. Errors of SQLite are copied exactly.
-fn copy(fault: &SqliteFault) -> SqliteFault {
+fn copy(fault: &SqliteOperationError) -> SqliteOperationError {
     match fault {
-        SqliteFault::Store(error) => error.clone().into(),
-        SqliteFault::Sqlite(rusqlite::Error::SqliteFailure(error, reason)) => {
+        SqliteOperationError::Store(error) => error.clone().into(),
+        SqliteOperationError::Sqlite(rusqlite::Error::SqliteFailure(error, reason)) => {
             rusqlite::Error::SqliteFailure(*error, reason.clone()).into()
         }
-        SqliteFault::Sqlite(other) => failure(ffi::SQLITE_ERROR, &other.to_string()).into(),
+        SqliteOperationError::Sqlite(other) => failure(ffi::SQLITE_ERROR, &other.to_string()).into(),
     }
 }
 
@@ -184,7 +185,7 @@ mod tests {
     use super::*;
 
     /// The results of a test's writes, in order. The error of a failed check has no code.
-    struct Results {
+    struct TestWriteResults {
         sender: mpsc::Sender<Result<u32, Option<ErrorCode>>>,
         receiver: mpsc::Receiver<Result<u32, Option<ErrorCode>>>,
         checks: mpsc::Receiver<()>,
@@ -193,7 +194,7 @@ mod tests {
         fails: bool,
     }
 
-    impl Results {
+    impl TestWriteResults {
         fn new(fails: bool) -> Self {
             let ((sender, receiver), (checked, checks)) = (mpsc::channel(), mpsc::channel());
             Self { sender, receiver, checks, checked, fails }
@@ -217,8 +218,8 @@ mod tests {
             };
             let end = move |written: SharedWriteResult<u32>| {
                 let written = written.expect("no action panics").map_err(|fault| match fault {
-                    SqliteFault::Sqlite(error) => error.sqlite_error_code(),
-                    SqliteFault::Store(_) => None,
+                    SqliteOperationError::Sqlite(error) => error.sqlite_error_code(),
+                    SqliteOperationError::Store(_) => None,
                 });
                 results.send(written).expect("the test waits for it");
                 written == Err(Some(ErrorCode::DatabaseBusy))
@@ -243,7 +244,7 @@ mod tests {
     #[test]
     fn write_alone_after_a_write_that_waited_in_vain_fails_without_waiting() {
         let mut connection = Connection::open_in_memory().unwrap();
-        let results = Results::new(false);
+        let results = TestWriteResults::new(false);
         let fails =
             |attempt| Err(failure(if attempt == 1 { ffi::SQLITE_ERROR } else { ffi::SQLITE_BUSY }, "no"));
         let writes = vec![
@@ -262,18 +263,18 @@ mod tests {
     #[test]
     fn write_of_a_shared_transaction_checks_the_file_once() {
         let mut connection = Connection::open_in_memory().unwrap();
-        let written = Results::new(false).write(&mut connection, |_| false);
+        let written = TestWriteResults::new(false).write(&mut connection, |_| false);
         assert_eq!(written, (vec![Ok(1); 3], 1));
-        let written = Results::new(true).write(&mut connection, |_| false);
+        let written = TestWriteResults::new(true).write(&mut connection, |_| false);
         assert_eq!(written, (vec![Err(None); 3], 1), "the failed check fails all writes");
     }
 
     #[test]
     fn write_after_a_rollback_checks_the_file_for_each_write() {
         let mut connection = Connection::open_in_memory().unwrap();
-        let written = Results::new(false).write(&mut connection, |_| true);
+        let written = TestWriteResults::new(false).write(&mut connection, |_| true);
         assert_eq!(written, (vec![Ok(2), Err(Some(ErrorCode::DiskFull)), Ok(1)], 3));
-        let written = Results::new(true).write(&mut connection, |attempt| attempt == 1);
+        let written = TestWriteResults::new(true).write(&mut connection, |attempt| attempt == 1);
         assert_eq!(written, (vec![Err(None); 3], 3));
     }
 
@@ -282,9 +283,9 @@ mod tests {
         let mut connection = Connection::open_in_memory().unwrap();
         // A transaction can't begin within another one.
         connection.execute_batch("BEGIN").unwrap();
-        let written = Results::new(false).write(&mut connection, |_| false);
+        let written = TestWriteResults::new(false).write(&mut connection, |_| false);
         assert_eq!(written, (vec![Err(Some(ErrorCode::Unknown)); 3], 1));
-        let written = Results::new(true).write(&mut connection, |_| false);
+        let written = TestWriteResults::new(true).write(&mut connection, |_| false);
         assert_eq!(written, (vec![Err(None); 3], 1));
     }
 }

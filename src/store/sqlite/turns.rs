@@ -5,18 +5,21 @@ use std::fmt::Write as _;
 use rusqlite::{Connection, params, params_from_iter, types::Value};
 
 use super::{
-    database::{SqliteDatabase, SqliteFault},
+    database::{SqliteDatabase, SqliteOperationError},
     filter::{SqlCondition, rarest},
     read::files,
-    row::{self, ConversationRow, HELD},
+    row::{self, ConversationRowForWrite, HELD},
     write::millis,
 };
 use crate::{
     message::Timestamp,
     store::{
         ConversationId, Filter, Listing, Page, StoredTurn, Summary, TurnSummary, Turns,
-        attachments::AttachmentFiles,
-        rows::{self, DatabaseRow, OF_TURN, RecordRow, RowOrigin, SORTED, StoredTurnRows, TurnRow, count},
+        attachments::AttachmentCodec,
+        rows::{
+            self, DatabaseRow, OF_TURN, RecordRow, RowErrorContext, SORTED, StoredTurnRows, TurnRowChange,
+            count,
+        },
     },
 };
 
@@ -28,9 +31,9 @@ pub(super) fn apply(
     transaction: &Connection,
     key: i64,
     version: i64,
-    turn: &TurnRow,
+    turn: &TurnRowChange,
     now: Timestamp,
-) -> Result<(), SqliteFault> {
+) -> Result<(), SqliteOperationError> {
     if let Some(mark) = &turn.mark {
         transaction
             .prepare_cached("UPDATE conversations SET mark = ?2, mark_version = ?3 WHERE key = ?1")?
@@ -48,7 +51,12 @@ pub(super) fn apply(
     Ok(())
 }
 
-fn record(transaction: &Connection, key: i64, record: &RecordRow, now: Timestamp) -> Result<(), SqliteFault> {
+fn record(
+    transaction: &Connection,
+    key: i64,
+    record: &RecordRow,
+    now: Timestamp,
+) -> Result<(), SqliteOperationError> {
     // Records of another turn, or on another head, are replaced as a whole.
     transaction
         .prepare_cached("DELETE FROM turns WHERE conversation = ? AND (turn <> ? OR head IS NOT ?)")?
@@ -78,7 +86,7 @@ fn record(transaction: &Connection, key: i64, record: &RecordRow, now: Timestamp
 }
 
 /// Replaces the open approvals. Approvals that were already open keep their age.
-fn ask(transaction: &Connection, key: i64, record: &RecordRow, now: i64) -> Result<(), SqliteFault> {
+fn ask(transaction: &Connection, key: i64, record: &RecordRow, now: i64) -> Result<(), SqliteOperationError> {
     transaction
         .prepare_cached(
             "DELETE FROM approvals WHERE conversation = ?1
@@ -107,7 +115,7 @@ fn ask(transaction: &Connection, key: i64, record: &RecordRow, now: i64) -> Resu
     Ok(())
 }
 
-fn approvals(connection: &Connection, key: i64) -> Result<Vec<(String, Timestamp)>, SqliteFault> {
+fn approvals(connection: &Connection, key: i64) -> Result<Vec<(String, Timestamp)>, SqliteOperationError> {
     let mut query = connection
         .prepare_cached("SELECT content, since FROM approvals WHERE conversation = ? ORDER BY place")?;
     let mut found = query.query([key])?;
@@ -119,7 +127,7 @@ fn approvals(connection: &Connection, key: i64) -> Result<Vec<(String, Timestamp
 }
 
 /// Returns the turn in flight of the conversation with this key, without its messages.
-fn recorded(connection: &Connection, key: i64) -> Result<Option<StoredTurnRows>, SqliteFault> {
+fn recorded(connection: &Connection, key: i64) -> Result<Option<StoredTurnRows>, SqliteOperationError> {
     let mut query = connection
         .prepare_cached("SELECT turn, record, head, since, recorded FROM turns WHERE conversation = ?")?;
     let mut found = query.query([key])?;
@@ -131,9 +139,9 @@ fn recorded(connection: &Connection, key: i64) -> Result<Option<StoredTurnRows>,
 /// Returns the turn in flight of a conversation.
 pub(super) fn read(
     connection: &Connection,
-    origin: &RowOrigin<'_>,
-    row: &ConversationRow,
-) -> Result<Option<StoredTurn>, SqliteFault> {
+    origin: &RowErrorContext<'_>,
+    row: &ConversationRowForWrite,
+) -> Result<Option<StoredTurn>, SqliteOperationError> {
     let Some(mut turn) = recorded(connection, row.key)? else { return Ok(None) };
     if turn.head != row.head {
         origin.warn_of_void_turn();
@@ -152,11 +160,11 @@ pub(super) fn turn(
     connection: &mut Connection,
     database: &SqliteDatabase,
     id: &ConversationId,
-) -> Result<Option<StoredTurn>, SqliteFault> {
+) -> Result<Option<StoredTurn>, SqliteOperationError> {
     let transaction = connection.transaction()?;
-    let row = ConversationRow::get(&transaction, id)?;
+    let row = ConversationRowForWrite::get(&transaction, id)?;
     let files = files(&transaction, row.key, Some(OF_TURN))?;
-    files.apply(|| read(&transaction, &RowOrigin { id, place: &database.place() }, &row))
+    files.apply(|| read(&transaction, &RowErrorContext { id, place: &database.place() }, &row))
 }
 
 /// Returns the query for the keys and ages of the turns on a page, with its parameters.
@@ -227,7 +235,7 @@ pub(super) fn list(
     database: &SqliteDatabase,
     which: Turns,
     Listing { filter, page }: &Listing,
-) -> Result<Vec<TurnSummary>, SqliteFault> {
+) -> Result<Vec<TurnSummary>, SqliteOperationError> {
     let transaction = connection.transaction()?;
     let now = Timestamp::now();
     let (sql, params) = page_of(which, rarest(&transaction, filter, SORTED)?, filter, page, now);
@@ -238,7 +246,7 @@ pub(super) fn list(
         let (key, age) = (row.get(0)?, row.time(1)?);
         let Summary { id, labels, owner, version, .. } = row::summary(&transaction, key, &database.place())?;
         let turn = recorded(&transaction, key)?.ok_or(rusqlite::Error::QueryReturnedNoRows)?;
-        let turn = AttachmentFiles::ignored().apply(|| turn.into_turn(version));
+        let turn = AttachmentCodec::ignored().apply(|| turn.into_turn(version));
         turns.push(TurnSummary { labels, owner, ..TurnSummary::new(id, &turn) }.aged(age));
     }
     Ok(turns)

@@ -11,7 +11,7 @@ use std::{
 
 use rusqlite::{Connection, ErrorCode, hooks::Wal};
 
-use super::{database::LOG_LIMIT, workers::FollowUpJobQueue};
+use super::{database::LOG_LIMIT, workers::FollowUpJobSender};
 
 /// The number of pages that one job returns to the file system. Returning a page costs as much as writing it.
 const FREED: u32 = 4096;
@@ -43,16 +43,16 @@ pub(super) struct SqliteUpkeep {
     clears: AtomicBool,
     /// The pause between two attempts to empty the log.
     pause: Duration,
-    behind: FollowUpJobQueue,
+    behind: FollowUpJobSender,
 }
 
 impl SqliteUpkeep {
     /// Returns the upkeep of a file. Its jobs run on the thread that writes to the file.
-    pub(super) fn new(behind: FollowUpJobQueue) -> Arc<Self> {
+    pub(super) fn new(behind: FollowUpJobSender) -> Arc<Self> {
         Self::with_pause(behind, PAUSE)
     }
 
-    fn with_pause(behind: FollowUpJobQueue, pause: Duration) -> Arc<Self> {
+    fn with_pause(behind: FollowUpJobSender, pause: Duration) -> Arc<Self> {
         let upkeep = Arc::new(Self {
             due: AtomicU32::new(RESTART_PAGES),
             is_reclaiming: AtomicBool::new(false),
@@ -249,9 +249,9 @@ mod tests {
     /// A time limit that no test reaches.
     const BUSY: Duration = Duration::from_hours(1);
 
-    struct Folder(PathBuf);
+    struct TemporaryTestFolder(PathBuf);
 
-    impl Folder {
+    impl TemporaryTestFolder {
         fn new() -> Self {
             let folder = env::temp_dir().join(format!("upkeep-{}", ConversationId::generate()));
             fs::create_dir(&folder).expect("a folder");
@@ -267,7 +267,7 @@ mod tests {
         }
     }
 
-    impl Drop for Folder {
+    impl Drop for TemporaryTestFolder {
         fn drop(&mut self) {
             let _ = fs::remove_dir_all(&self.0);
         }
@@ -320,7 +320,7 @@ mod tests {
 
     #[test]
     fn reclaim_that_failed_is_started_again_by_the_next_delete() {
-        let folder = Folder::new();
+        let folder = TemporaryTestFolder::new();
         fs::write(folder.file(), "this is not a database").expect("a file");
         let connection = Connection::open(folder.file()).expect("it is not read yet");
         let workers = SqliteWorkers::start("test", Vec::new(), BUSY).expect("no threads");
@@ -332,7 +332,7 @@ mod tests {
 
     #[tokio::test]
     async fn clear_that_a_reader_blocked_succeeds_when_the_reader_has_ended() {
-        let folder = Folder::new();
+        let folder = TemporaryTestFolder::new();
         let open = || Connection::open(folder.file()).expect("a database");
         let (writer, reader) = (open(), open());
         writer.execute_batch("PRAGMA journal_mode = WAL; CREATE TABLE a (b)").expect("a table");
@@ -359,7 +359,7 @@ mod tests {
 
     #[tokio::test]
     async fn log_that_has_become_long_is_copied_and_begins_anew() {
-        let folder = Folder::new();
+        let folder = TemporaryTestFolder::new();
         let writer = Connection::open(folder.file()).expect("a database");
         writer.execute_batch("PRAGMA journal_mode = WAL; CREATE TABLE a (b)").expect("a table");
         let workers = SqliteWorkers::start("test", vec![writer], BUSY).expect("a thread");
@@ -380,7 +380,7 @@ mod tests {
 
     #[tokio::test]
     async fn job_behind_a_log_restart_that_readers_blocked_has_its_full_waiting_time() {
-        let folder = Folder::new();
+        let folder = TemporaryTestFolder::new();
         let open = || Connection::open(folder.file()).expect("a database");
         let (writer, reader) = (open(), open());
         writer.execute_batch("PRAGMA journal_mode = WAL; CREATE TABLE a (b)").expect("a table");

@@ -16,7 +16,7 @@ use rusqlite::Connection;
 use tokio::sync::{oneshot, watch};
 
 use super::{
-    database::SqliteFault,
+    database::SqliteOperationError,
     shared::{self, MAX_SHARED, SharedTransactionWrite},
 };
 use crate::{panics::contained, store::StoreError, sync::lock};
@@ -188,9 +188,9 @@ impl Drop for WaitingJobGuard<'_> {
 
 /// A handle that a job uses to queue further jobs.
 #[derive(Clone)]
-pub(super) struct FollowUpJobQueue(Weak<SqliteJobQueue>);
+pub(super) struct FollowUpJobSender(Weak<SqliteJobQueue>);
 
-impl FollowUpJobQueue {
+impl FollowUpJobSender {
     /// Queues a job without a caller behind all jobs that are waiting now. If the queue is closed, does nothing.
     pub(super) fn leave(&self, job: impl FnOnce(&mut Connection) -> bool + Send + 'static) {
         if let Some(queue) = self.open_queue() {
@@ -270,8 +270,8 @@ impl SqliteWorkers {
     }
 
     /// Returns a handle that jobs use to queue further jobs.
-    pub(super) fn behind(&self) -> FollowUpJobQueue {
-        FollowUpJobQueue(Arc::downgrade(&self.queue))
+    pub(super) fn behind(&self) -> FollowUpJobSender {
+        FollowUpJobSender(Arc::downgrade(&self.queue))
     }
 
     /// Runs a job. Once the job has begun, it runs to its end. If the caller stops waiting before that, the job never
@@ -297,10 +297,10 @@ impl SqliteWorkers {
     pub(super) async fn run_together<P: 'static, T: Send + 'static>(
         &self,
         urgency: SqliteJobPriority,
-        prepare: impl FnOnce() -> Result<P, SqliteFault> + Send + 'static,
-        action: impl Fn(&mut Connection, &P) -> Result<T, SqliteFault> + Send + 'static,
+        prepare: impl FnOnce() -> Result<P, SqliteOperationError> + Send + 'static,
+        action: impl Fn(&mut Connection, &P) -> Result<T, SqliteOperationError> + Send + 'static,
         check: impl Fn() -> Result<(), StoreError> + Send + 'static,
-        end: impl FnOnce(Result<T, SqliteFault>) -> Result<T, StoreError> + Send + 'static,
+        end: impl FnOnce(Result<T, SqliteOperationError>) -> Result<T, StoreError> + Send + 'static,
     ) -> Result<T, StoreError> {
         let (answer, answered) = oneshot::channel();
         let given = Instant::now();

@@ -8,17 +8,17 @@
 use rusqlite::{Connection, OptionalExtension, params};
 
 use super::{
-    database::{SqliteDatabase, SqliteFault, begin},
+    database::{SqliteDatabase, SqliteOperationError, begin},
     ledger,
     read::last_run,
-    row::ConversationRow,
+    row::ConversationRowForWrite,
     search, turns,
 };
 use crate::{
     message::{Content, Message, Timestamp},
     store::{
         Commit, ConversationId, Epoch, Lease, Owner, StoreError, Version, Write, WriteId,
-        rows::{ColumnChange, RowChanges, RowOrigin, RunRow, number},
+        rows::{ColumnChange, RowChanges, RowErrorContext, RunEndRow, number},
     },
     subscription::EventId,
     tree::{Erased, Node},
@@ -51,7 +51,7 @@ pub(super) fn write(
     id: &ConversationId,
     write: &Write,
     change: &RowChanges,
-) -> Result<Version, SqliteFault> {
+) -> Result<Version, SqliteOperationError> {
     if change.creates {
         create(connection, id, write.id, change)
     } else {
@@ -64,9 +64,9 @@ fn create(
     id: &ConversationId,
     write: WriteId,
     change: &RowChanges,
-) -> Result<Version, SqliteFault> {
+) -> Result<Version, SqliteOperationError> {
     let transaction = begin(connection)?;
-    if let Some(row) = ConversationRow::find(&transaction, id)? {
+    if let Some(row) = ConversationRowForWrite::find(&transaction, id)? {
         let (first, created_by) = transaction
             .prepare_cached(
                 "SELECT version, write FROM writes WHERE conversation = ? ORDER BY version LIMIT 1",
@@ -97,9 +97,9 @@ fn change(
     id: &ConversationId,
     write: &Write,
     change: &RowChanges,
-) -> Result<Version, SqliteFault> {
+) -> Result<Version, SqliteOperationError> {
     let transaction = begin(connection)?;
-    let row = ConversationRow::get(&transaction, id)?;
+    let row = ConversationRowForWrite::get(&transaction, id)?;
     let (version, now) = (write.base.next(), Timestamp::now());
     if row.version != write.base && written(&transaction, row.key, version)? == Some(write.id) {
         return Ok(version);
@@ -123,8 +123,11 @@ fn change(
     apply(&transaction, row.key, version, write.id, change, now)?;
     if let Some(erased) = &change.erased {
         let (ending, prompts) = last_run(&transaction, row.key)?;
-        let run =
-            RowOrigin { id, place: "" }.run_after_erasure(ending.as_deref(), prompts.as_deref(), erased)?;
+        let run = RowErrorContext { id, place: "" }.run_after_erasure(
+            ending.as_deref(),
+            prompts.as_deref(),
+            erased,
+        )?;
         remove_nodes(&transaction, row.key, erased)?;
         if let Some(run) = run {
             insert_run(&transaction, row.key, version, &run)?;
@@ -135,7 +138,11 @@ fn change(
 }
 
 /// Returns the id of the write that resulted in this version.
-fn written(transaction: &Connection, key: i64, version: Version) -> Result<Option<WriteId>, SqliteFault> {
+fn written(
+    transaction: &Connection,
+    key: i64,
+    version: Version,
+) -> Result<Option<WriteId>, SqliteOperationError> {
     let write = transaction
         .prepare_cached("SELECT write FROM writes WHERE conversation = ? AND version = ?")?
         .query_row([key, version.get().cast_signed()], |row| row.get(0))
@@ -150,7 +157,7 @@ fn apply(
     write: WriteId,
     change: &RowChanges,
     now: Timestamp,
-) -> Result<(), SqliteFault> {
+) -> Result<(), SqliteOperationError> {
     let is_indexed = search::is_kept(transaction)?;
     let RowChanges {
         head,
@@ -250,7 +257,12 @@ fn apply(
     ledger::insert(transaction, key, version, usage)
 }
 
-fn insert_run(transaction: &Connection, key: i64, version: Version, run: &RunRow) -> Result<(), SqliteFault> {
+fn insert_run(
+    transaction: &Connection,
+    key: i64,
+    version: Version,
+    run: &RunEndRow,
+) -> Result<(), SqliteOperationError> {
     transaction
         .prepare_cached(
             "INSERT INTO runs (conversation, version, turn, ending, prompts) VALUES (?, ?, ?, ?, ?)
@@ -262,7 +274,7 @@ fn insert_run(transaction: &Connection, key: i64, version: Version, run: &RunRow
 }
 
 /// Removes nodes, the cursors from and to them, the end of the last run, the turn in flight and a derived title.
-fn remove_nodes(transaction: &Connection, key: i64, erased: &Erased) -> Result<(), SqliteFault> {
+fn remove_nodes(transaction: &Connection, key: i64, erased: &Erased) -> Result<(), SqliteOperationError> {
     // One statement for all nodes: `nodes` has no index on the id, so each statement reads the whole conversation.
     let ids: Vec<i64> = erased.nodes.iter().map(|node| number(*node)).collect();
     let ids = serde_json::Value::from(ids).to_string();
@@ -302,9 +314,9 @@ pub(super) fn delete(
     connection: &mut Connection,
     id: &ConversationId,
     lease: Option<&Lease>,
-) -> Result<(), SqliteFault> {
+) -> Result<(), SqliteOperationError> {
     let transaction = begin(connection)?;
-    let Some(row) = ConversationRow::find(&transaction, id)? else { return Ok(()) };
+    let Some(row) = ConversationRowForWrite::find(&transaction, id)? else { return Ok(()) };
     if lease.is_some_and(|lease| !row.is_held_under(lease.epoch, Timestamp::now())) {
         return Err(StoreError::LeaseLost { id: id.clone() }.into());
     }
@@ -323,9 +335,9 @@ pub(super) fn acquire(
     database: &SqliteDatabase,
     id: &ConversationId,
     owner: &Owner,
-) -> Result<Lease, SqliteFault> {
+) -> Result<Lease, SqliteOperationError> {
     let transaction = begin(connection)?;
-    let row = ConversationRow::get(&transaction, id)?;
+    let row = ConversationRowForWrite::get(&transaction, id)?;
     let now = Timestamp::now();
     let epoch = Epoch(row.epoch.0.saturating_add(1));
     if let Some(other) = row.owner(now).filter(|other| other.name != owner.name) {
@@ -349,7 +361,7 @@ pub(super) fn renew(
     connection: &mut Connection,
     database: &SqliteDatabase,
     leases: &[(ConversationId, Lease)],
-) -> Result<Vec<ConversationId>, SqliteFault> {
+) -> Result<Vec<ConversationId>, SqliteOperationError> {
     let transaction = begin(connection)?;
     let now = Timestamp::now();
     let mut lost = Vec::new();
@@ -376,7 +388,7 @@ pub(super) fn release(
     id: &ConversationId,
     lease: &Lease,
     mark: Option<EventId>,
-) -> Result<(), SqliteFault> {
+) -> Result<(), SqliteOperationError> {
     connection
         .prepare_cached(
             "UPDATE conversations SET owner = NULL, owner_address = NULL, expires = 0,

@@ -28,7 +28,7 @@ const MAX_EXPANSION: usize = 1_000;
 const MAX_CHAIN: usize = 64;
 
 /// The part of a value to which a subschema is applied.
-pub(super) enum SubschemaEdge {
+pub(super) enum SubschemaValuePart {
     /// The same value.
     Same,
     /// The property with this name.
@@ -82,12 +82,12 @@ impl SchemaCostNode {
 pub(super) struct SchemaCostModel {
     nodes: Vec<SchemaCostNode>,
     /// The extent of the whole schema, or `None` if the schema is recursive.
-    extent: Option<SchemaCostExtent>,
+    extent: Option<SubschemaCountAndDepth>,
 }
 
 /// The number of subschemas that can be reached from a subschema, and the depth of their nesting.
 #[derive(Clone, Copy)]
-struct SchemaCostExtent {
+struct SubschemaCountAndDepth {
     /// The number of reachable subschemas, including the subschema itself. A subschema that applies several times is
     /// counted several times.
     size: usize,
@@ -97,7 +97,7 @@ struct SchemaCostExtent {
 
 /// How a check has to be performed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum SchemaCheckMethod {
+pub(super) enum SchemaCheckExecution {
     /// The check fits on the caller's own stack.
     Shallow,
     /// The check needs a thread with a large stack.
@@ -116,20 +116,20 @@ impl SchemaCostModel {
         self.nodes.len()
     }
 
-    pub(super) fn add_edge(&mut self, from: usize, edge: SubschemaEdge, to: usize) {
+    pub(super) fn add_edge(&mut self, from: usize, edge: SubschemaValuePart, to: usize) {
         let node = &mut self.nodes[from];
         match edge {
-            SubschemaEdge::Same => node.same.push(to),
-            SubschemaEdge::Property(name) => {
+            SubschemaValuePart::Same => node.same.push(to),
+            SubschemaValuePart::Property(name) => {
                 node.properties.insert(name, to);
             }
-            SubschemaEdge::Pattern => node.patterns.push(to),
-            SubschemaEdge::OtherProperty => node.other_properties.push(to),
-            SubschemaEdge::Name => node.names.push(to),
-            SubschemaEdge::Prefix => node.prefix.push(to),
-            SubschemaEdge::OtherItem => node.other_items.push(to),
-            SubschemaEdge::Item => node.items.push(to),
-            SubschemaEdge::Nowhere => {}
+            SubschemaValuePart::Pattern => node.patterns.push(to),
+            SubschemaValuePart::OtherProperty => node.other_properties.push(to),
+            SubschemaValuePart::Name => node.names.push(to),
+            SubschemaValuePart::Prefix => node.prefix.push(to),
+            SubschemaValuePart::OtherItem => node.other_items.push(to),
+            SubschemaValuePart::Item => node.items.push(to),
+            SubschemaValuePart::Nowhere => {}
         }
     }
 
@@ -146,11 +146,11 @@ impl SchemaCostModel {
     }
 
     /// Returns the extent of each node if only these edges are followed. Returns `None` if the edges form a cycle.
-    fn extents(&self, edges: impl Fn(&SchemaCostNode) -> Vec<usize>) -> Option<Vec<SchemaCostExtent>> {
+    fn extents(&self, edges: impl Fn(&SchemaCostNode) -> Vec<usize>) -> Option<Vec<SubschemaCountAndDepth>> {
         enum SchemaCostState {
             New,
             Open,
-            Done(SchemaCostExtent),
+            Done(SubschemaCountAndDepth),
         }
         let mut states: Vec<SchemaCostState> = self.nodes.iter().map(|_| SchemaCostState::New).collect();
         // This is a depth-first search without recursion. Each node is visited twice, once before and once after its
@@ -170,7 +170,7 @@ impl SchemaCostModel {
                     }
                 }
                 SchemaCostState::Open => {
-                    let mut extent = SchemaCostExtent { size: 1, chain: 1 };
+                    let mut extent = SubschemaCountAndDepth { size: 1, chain: 1 };
                     for target in targets {
                         if let SchemaCostState::Done(inner) = states[target] {
                             extent.size = extent.size.saturating_add(inner.size);
@@ -192,18 +192,18 @@ impl SchemaCostModel {
     }
 
     /// Decides how `value` has to be checked. `values` is the total number of JSON values in it.
-    pub(super) fn judge(&self, value: &Value, values: usize) -> SchemaCheckMethod {
-        if let Some(SchemaCostExtent { size, chain }) = self.extent
+    pub(super) fn judge(&self, value: &Value, values: usize) -> SchemaCheckExecution {
+        if let Some(SubschemaCountAndDepth { size, chain }) = self.extent
             && chain <= FEW_FRAMES
             && size.saturating_mul(values) <= MAX_VISITS
         {
-            return SchemaCheckMethod::Shallow;
+            return SchemaCheckExecution::Shallow;
         }
-        let mut walk = SchemaCostWalk { open: vec![(0, value, 1)], visits: 1 };
+        let mut walk = SchemaCheckVisits { open: vec![(0, value, 1)], visits: 1 };
         let mut most_frames = 0;
         while let Some((index, value, frames)) = walk.open.pop() {
             if frames > MAX_FRAMES || walk.visits > MAX_VISITS {
-                return SchemaCheckMethod::TooMuch;
+                return SchemaCheckExecution::TooMuch;
             }
             most_frames = most_frames.max(frames);
             let Some(node) = self.nodes.get(index) else { continue };
@@ -232,19 +232,19 @@ impl SchemaCostModel {
             }
         }
         match most_frames {
-            _ if walk.visits > MAX_VISITS => SchemaCheckMethod::TooMuch,
-            0..=FEW_FRAMES => SchemaCheckMethod::Shallow,
-            _ => SchemaCheckMethod::Deep,
+            _ if walk.visits > MAX_VISITS => SchemaCheckExecution::TooMuch,
+            0..=FEW_FRAMES => SchemaCheckExecution::Shallow,
+            _ => SchemaCheckExecution::Deep,
         }
     }
 }
 
-struct SchemaCostWalk<'v> {
+struct SchemaCheckVisits<'v> {
     open: Vec<(usize, &'v Value, usize)>,
     visits: usize,
 }
 
-impl<'v> SchemaCostWalk<'v> {
+impl<'v> SchemaCheckVisits<'v> {
     fn push(&mut self, nodes: &[usize], value: &'v Value, frames: usize) {
         // A visit is counted when it is added to the list of open visits, so that the list itself also stays within the
         // limit.

@@ -7,8 +7,8 @@ use serde_json::{Map, Value};
 
 use super::{
     SchemaError,
-    cost::{SchemaCostModel, SubschemaEdge},
-    walk::{SubschemaPlace, id_keywords, pointer, root_id, subschemas},
+    cost::{SchemaCostModel, SubschemaValuePart},
+    walk::{PlaceInKeyword, id_keywords, pointer, root_id, subschemas},
 };
 use crate::text::clip;
 
@@ -28,17 +28,17 @@ const MAX_REWRITES: usize = 100;
 /// The maximum number of classes such as `\d` in all regular expressions together.
 const MAX_ALL_REWRITES: usize = 2_000;
 
-pub(super) struct PreparedSchema {
+pub(super) struct CompilableSchema {
     pub(super) document: Value,
     pub(super) cost: SchemaCostModel,
 }
 
 /// Prepares a schema. Its depth must already be checked.
-pub(super) fn prepare(schema: &Value) -> Result<PreparedSchema, SchemaError> {
+pub(super) fn prepare(schema: &Value) -> Result<CompilableSchema, SchemaError> {
     let mut document = schema.clone();
     let root_id = root_id(&document).map(ToOwned::to_owned);
     let mut work =
-        SchemaPreparation { id_keywords: id_keywords(&document), root_id, ..SchemaPreparation::default() };
+        SchemaPreparer { id_keywords: id_keywords(&document), root_id, ..SchemaPreparer::default() };
     work.node(String::new())?;
     while let Some((index, path)) = work.open.pop() {
         match document.pointer_mut(&path) {
@@ -49,7 +49,7 @@ pub(super) fn prepare(schema: &Value) -> Result<PreparedSchema, SchemaError> {
         }
     }
     let cost = work.cost.finish().map_err(|reason| SchemaError(reason.to_owned()))?;
-    Ok(PreparedSchema { document, cost })
+    Ok(CompilableSchema { document, cost })
 }
 
 fn refuse<T>(reason: impl Into<String>) -> Result<T, SchemaError> {
@@ -57,7 +57,7 @@ fn refuse<T>(reason: impl Into<String>) -> Result<T, SchemaError> {
 }
 
 #[derive(Default)]
-struct SchemaPreparation {
+struct SchemaPreparer {
     id_keywords: &'static [&'static str],
     /// The schema's id. A reference that contains this id is rewritten to a reference within the document.
     root_id: Option<String>,
@@ -69,7 +69,7 @@ struct SchemaPreparation {
     rewrites: usize,
 }
 
-impl SchemaPreparation {
+impl SchemaPreparer {
     fn node(&mut self, path: String) -> Result<usize, SchemaError> {
         if let Some(&index) = self.nodes.get(&path) {
             return Ok(index);
@@ -144,7 +144,7 @@ impl SchemaPreparation {
             let fragment = reference.split_once('#').map_or("", |(_, fragment)| fragment);
             *reference = format!("#{fragment}");
             let to = self.node(target)?;
-            self.cost.add_edge(index, SubschemaEdge::Same, to);
+            self.cost.add_edge(index, SubschemaValuePart::Same, to);
         }
         for (keyword, value) in &*schema {
             for (step, _) in subschemas(keyword, value) {
@@ -175,17 +175,17 @@ impl SchemaPreparation {
 ///
 /// The keywords of all drafts are considered, whatever draft the schema uses. As a result, the estimated cost of some
 /// schemas is too high, but it is never too low.
-fn edge(keyword: &str, step: &SubschemaPlace<'_>) -> SubschemaEdge {
+fn edge(keyword: &str, step: &PlaceInKeyword<'_>) -> SubschemaValuePart {
     match (keyword, step) {
-        ("properties", SubschemaPlace::Name(name)) => SubschemaEdge::Property((*name).to_owned()),
-        ("prefixItems" | "items", SubschemaPlace::Position(_)) => SubschemaEdge::Prefix,
-        ("patternProperties", _) => SubschemaEdge::Pattern,
-        ("additionalProperties" | "unevaluatedProperties", _) => SubschemaEdge::OtherProperty,
-        ("propertyNames", _) => SubschemaEdge::Name,
-        ("items" | "additionalItems", _) => SubschemaEdge::OtherItem,
-        ("contains" | "unevaluatedItems", _) => SubschemaEdge::Item,
-        ("contentSchema" | "$defs" | "definitions", _) => SubschemaEdge::Nowhere,
-        _ => SubschemaEdge::Same,
+        ("properties", PlaceInKeyword::Name(name)) => SubschemaValuePart::Property((*name).to_owned()),
+        ("prefixItems" | "items", PlaceInKeyword::Position(_)) => SubschemaValuePart::Prefix,
+        ("patternProperties", _) => SubschemaValuePart::Pattern,
+        ("additionalProperties" | "unevaluatedProperties", _) => SubschemaValuePart::OtherProperty,
+        ("propertyNames", _) => SubschemaValuePart::Name,
+        ("items" | "additionalItems", _) => SubschemaValuePart::OtherItem,
+        ("contains" | "unevaluatedItems", _) => SubschemaValuePart::Item,
+        ("contentSchema" | "$defs" | "definitions", _) => SubschemaValuePart::Nowhere,
+        _ => SubschemaValuePart::Same,
     }
 }
 

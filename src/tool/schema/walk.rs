@@ -10,14 +10,14 @@ use super::SchemaError;
 use crate::text::clip;
 
 /// Where a subschema is within the value of its keyword.
-pub(crate) enum SubschemaPlace<'a> {
+pub(crate) enum PlaceInKeyword<'a> {
     /// The value of the keyword is itself the subschema.
     Only,
     Position(usize),
     Name(&'a str),
 }
 
-impl SubschemaPlace<'_> {
+impl PlaceInKeyword<'_> {
     /// Returns the JSON pointer to the subschema, relative to the schema that contains the keyword.
     pub(crate) fn pointer(&self, keyword: &str) -> String {
         match self {
@@ -31,12 +31,12 @@ impl SubschemaPlace<'_> {
 /// Returns the subschemas in the value of a keyword.
 ///
 /// The keywords of all drafts are considered, whatever draft the schema uses.
-pub(crate) fn subschemas<'a>(keyword: &str, value: &'a Value) -> Vec<(SubschemaPlace<'a>, &'a Value)> {
+pub(crate) fn subschemas<'a>(keyword: &str, value: &'a Value) -> Vec<(PlaceInKeyword<'a>, &'a Value)> {
     match (keyword, value) {
         ("allOf" | "anyOf" | "oneOf" | "prefixItems" | "items", Value::Array(list)) => list
             .iter()
             .enumerate()
-            .map(|(position, part)| (SubschemaPlace::Position(position), part))
+            .map(|(position, part)| (PlaceInKeyword::Position(position), part))
             .collect(),
         (
             "properties" | "patternProperties" | "dependentSchemas" | "dependencies" | "$defs"
@@ -44,7 +44,7 @@ pub(crate) fn subschemas<'a>(keyword: &str, value: &'a Value) -> Vec<(SubschemaP
             Value::Object(map),
         ) => {
             let named = map.iter().filter(|(_, part)| is_schema(part));
-            named.map(|(name, part)| (SubschemaPlace::Name(name), part)).collect()
+            named.map(|(name, part)| (PlaceInKeyword::Name(name), part)).collect()
         }
         (
             "not"
@@ -60,7 +60,7 @@ pub(crate) fn subschemas<'a>(keyword: &str, value: &'a Value) -> Vec<(SubschemaP
             | "unevaluatedItems"
             | "contentSchema",
             value,
-        ) if is_schema(value) => vec![(SubschemaPlace::Only, value)],
+        ) if is_schema(value) => vec![(PlaceInKeyword::Only, value)],
         _ => Vec::new(),
     }
 }

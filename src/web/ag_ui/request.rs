@@ -20,7 +20,7 @@ use crate::{
         Problem,
         front::{
             exchange::stored_id,
-            intent::{self, MessageRef, PostedMessageUse, RequestIntent, intent, open_uses},
+            intent::{self, PostedMessageUse, RequestIntent, StoredMessageRef, intent, open_uses},
         },
     },
 };
@@ -265,14 +265,14 @@ impl AgUiPostedMessage {
     }
 
     /// Returns the stored message to which the message belongs.
-    fn name(&self) -> Option<MessageRef> {
+    fn name(&self) -> Option<StoredMessageRef> {
         match &*self.role {
-            "user" => Some(MessageRef::Message(MessageId::new(&*stored_id(&self.id)))),
+            "user" => Some(StoredMessageRef::Message(MessageId::new(&*stored_id(&self.id)))),
             // The id of a block is `MESSAGE-INDEX`, so the part before the dash is the id of its message.
             "assistant" | "reasoning" => {
-                Some(MessageRef::Message(MessageId::new(self.id.rsplit_once('-')?.0)))
+                Some(StoredMessageRef::Message(MessageId::new(self.id.rsplit_once('-')?.0)))
             }
-            "tool" => self.tool_call_id.as_deref().map(|call| MessageRef::Result(used_by(call))),
+            "tool" => self.tool_call_id.as_deref().map(|call| StoredMessageRef::Result(used_by(call))),
             _ => None,
         }
     }

@@ -11,7 +11,8 @@ use futures_util::stream;
 use serde::Deserialize;
 
 use super::{
-    AgUiFrame, AgUiInput, AgUiRun, AgUiStart, AgUiStream, AgUiVersion, messages::MAX_DATA, request::prompt_id,
+    AgUiFrame, AgUiInput, AgUiRequestedRun, AgUiStream, AgUiStreamScope, AgUiVersion, messages::MAX_DATA,
+    request::prompt_id,
 };
 use crate::{
     run::ClientTools,
@@ -23,7 +24,7 @@ use crate::{
         gate::WebRequest,
         requests::{decided_by, prompt_of},
         routes::{Route, file, router_of, routes},
-        streams::{StreamLifetime, StreamPermit},
+        streams::{LoadPermit, StreamLifetime},
     },
 };
 
@@ -75,7 +76,7 @@ async fn run(mut call: WebRequest) -> Result<Response, Problem> {
             break (session, updates, view, reader, performing);
         }
     };
-    let run = AgUiRun {
+    let run = AgUiRequestedRun {
         thread: input.thread_id.clone(),
         id: input.run_id.clone(),
         level: input.level(),
@@ -109,9 +110,11 @@ async fn run(mut call: WebRequest) -> Result<Response, Problem> {
 }
 
 /// Returns the part of the session's activity that the response to a repeated request shows.
-fn repeated(input: &AgUiInput, view: &SessionSnapshot) -> AgUiStart {
+fn repeated(input: &AgUiInput, view: &SessionSnapshot) -> AgUiStreamScope {
     let mut staged = view.agent.staged.iter().filter_map(|prompt| prompt.id.clone());
-    AgUiStart::staged(staged.find(|id| input.messages.last().is_some_and(|last| prompt_id(&last.id) == *id)))
+    AgUiStreamScope::staged(
+        staged.find(|id| input.messages.last().is_some_and(|last| prompt_id(&last.id) == *id)),
+    )
 }
 
 /// Performs the commands that the request asks for. Returns the part of the session's activity that the response's
@@ -122,10 +125,10 @@ async fn perform(
     session: &Session,
     view: &SessionSnapshot,
     reader: &mut Option<WebRunReader>,
-) -> Result<AgUiStart, Problem> {
+) -> Result<AgUiStreamScope, Problem> {
     let mut command = match input.intent(view)? {
-        RequestIntent::Join(staged) => return Ok(AgUiStart::staged(staged)),
-        RequestIntent::Ended(_, outcome) => return Ok(AgUiStart::Ended(outcome)),
+        RequestIntent::Join(staged) => return Ok(AgUiStreamScope::staged(staged)),
+        RequestIntent::Ended(_, outcome) => return Ok(AgUiStreamScope::Ended(outcome)),
         RequestIntent::Perform(command) => command,
     };
     call.permit_command(&command)?;
@@ -144,7 +147,7 @@ async fn perform(
     let decided = decided_by(&command);
     let answer = session.perform(*command, Some(call.client.principal.name())).await;
     let answer = answer.inspect_err(|_| reader.iter_mut().for_each(WebRunReader::end))?;
-    Ok(AgUiStart::of(&answer, prompt, &view.agent).after(decided))
+    Ok(AgUiStreamScope::of(&answer, prompt, &view.agent).after(decided))
 }
 
 async fn join(mut call: WebRequest) -> Result<Response, Problem> {
@@ -152,14 +155,14 @@ async fn join(mut call: WebRequest) -> Result<Response, Problem> {
     let permit = call.open_stream()?;
     let (session, updates, view) = call.subscribe().await?;
     let turn = view.agent.turn.map_or_else(|| "idle".to_owned(), |turn| turn.to_string());
-    let run = AgUiRun {
+    let run = AgUiRequestedRun {
         files: files(&call),
         thread: call.client_id.clone(),
         id: query.run_id.unwrap_or(turn),
         level: AgUiVersion::of(query.protocol_version.as_deref()),
-        ..AgUiRun::default()
+        ..AgUiRequestedRun::default()
     };
-    let (stream, frames) = AgUiStream::begin(run, (*view).clone(), AgUiStart::Join);
+    let (stream, frames) = AgUiStream::begin(run, (*view).clone(), AgUiStreamScope::Join);
     let (queue, lifetime, id) = (frames.into(), call.web.lifetime(), session.id().clone());
     let reader = call.reader(&session, &view);
     Ok(respond(&call, AgUiResponseState { id, run: stream, queue, updates, lifetime, reader, permit }))
@@ -186,7 +189,7 @@ struct AgUiResponseState {
     updates: SessionSubscription,
     lifetime: StreamLifetime,
     reader: Option<WebRunReader>,
-    permit: StreamPermit,
+    permit: LoadPermit,
 }
 
 fn respond(call: &WebRequest, reply: AgUiResponseState) -> Response {

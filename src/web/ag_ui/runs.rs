@@ -16,7 +16,7 @@ const KEPT: usize = 1024;
 
 /// The latest runs, in the order of their requests.
 #[derive(Debug, Default)]
-pub(in crate::web) struct AgUiRuns(Mutex<VecDeque<AgUiRecentRun>>);
+pub(in crate::web) struct AgUiRecentRuns(Mutex<VecDeque<AgUiRecentRun>>);
 
 #[derive(Debug)]
 struct AgUiRecentRun {
@@ -32,7 +32,7 @@ struct AgUiRequestKey {
     hash: u64,
 }
 
-impl AgUiRuns {
+impl AgUiRecentRuns {
     /// If the same request is remembered, returns the token that is cancelled when it was performed.
     pub(super) fn find(&self, conversation: &ConversationId, input: &AgUiInput) -> Option<CancellationToken> {
         let key = key(conversation, input);

@@ -62,7 +62,7 @@ const LOST: (&str, &str) = ("not-saved", crate::web::LOST);
 
 /// The run of a stream, as the client has asked for it.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct AgUiRun {
+pub(crate) struct AgUiRequestedRun {
     pub(crate) thread: String,
     pub(crate) id: String,
     pub(crate) level: AgUiVersion,
@@ -75,7 +75,7 @@ pub(crate) struct AgUiRun {
 
 /// The part of the session's activity that a stream shows.
 #[derive(Clone, Debug)]
-pub(crate) enum AgUiStart {
+pub(crate) enum AgUiStreamScope {
     /// The run that a command has started or staged. The flag states whether another run comes first.
     Follow(Box<Follow>, bool),
     /// The rest of a run, whose part so far the client has, after these decisions.
@@ -86,7 +86,7 @@ pub(crate) enum AgUiStart {
     Ended(RunOutcome),
 }
 
-impl AgUiStart {
+impl AgUiStreamScope {
     /// Returns the part that belongs to a command with this answer. `prompt` is the id of the command's prompt, and
     /// `view` is the snapshot from before the command.
     pub(crate) fn of(answer: &SessionAnswer, prompt: Option<PromptId>, view: &Snapshot) -> Self {
@@ -146,30 +146,34 @@ pub(crate) struct AgUiStream {
 
 impl AgUiStream {
     /// Starts a stream. `view` is the snapshot from before the command.
-    pub(crate) fn begin(run: AgUiRun, view: SessionSnapshot, start: AgUiStart) -> (Self, Vec<AgUiFrame>) {
+    pub(crate) fn begin(
+        run: AgUiRequestedRun,
+        view: SessionSnapshot,
+        start: AgUiStreamScope,
+    ) -> (Self, Vec<AgUiFrame>) {
         let mut writer = AgUiWriter::new(run, &view);
         let mut follow = Follow::default();
         let (history, agent) = (&view.agent.state.history, &view.agent);
         match start {
-            AgUiStart::Follow(own, waits) => {
+            AgUiStreamScope::Follow(own, waits) => {
                 follow = *own;
                 writer.wait(waits);
             }
-            AgUiStart::Continue(target, decided) => {
+            AgUiStreamScope::Continue(target, decided) => {
                 let waits = matches!(target, FollowTarget::Prompt(_));
                 follow = Follow::new(target, FollowFrom::Start);
                 follow.snapshot(history, agent, &mut |progress| writer.shown(progress, &view));
                 writer.reopen(waits, decided);
             }
-            AgUiStart::Join if agent.is_answering() => {
+            AgUiStreamScope::Join if agent.is_answering() => {
                 writer.join();
                 follow.snapshot(history, agent, &mut |progress| writer.progress(progress, &view));
             }
-            AgUiStart::Join | AgUiStart::Ended(_) => {
+            AgUiStreamScope::Join | AgUiStreamScope::Ended(_) => {
                 // While the conversation is compacted, the end of the run is not stated yet.
                 let last = agent.last_run.as_ref().filter(|_| agent.status == Status::Idle);
                 let last = last.map_or(SUCCESS, |end| end.outcome.clone());
-                let outcome = if let AgUiStart::Ended(outcome) = start { outcome } else { last };
+                let outcome = if let AgUiStreamScope::Ended(outcome) = start { outcome } else { last };
                 writer.join();
                 writer.finish(&outcome, history.last().map(|message| &**message), &view);
             }
@@ -181,7 +185,7 @@ impl AgUiStream {
     }
 
     /// Returns the whole stream of a request that was refused.
-    pub(crate) fn refused(run: &AgUiRun, code: &str, message: &str) -> Vec<AgUiFrame> {
+    pub(crate) fn refused(run: &AgUiRequestedRun, code: &str, message: &str) -> Vec<AgUiFrame> {
         vec![writer::run_started(run), writer::error(code, message, Vec::new())]
     }
 

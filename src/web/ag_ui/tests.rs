@@ -11,7 +11,8 @@ use std::{collections::HashSet, time::Duration};
 use serde_json::{Value, json};
 
 use super::{
-    AgUiFrame, AgUiInput, AgUiRun, AgUiStart, AgUiStream, AgUiVersion, messages::AgUiMessages, stream::omni,
+    AgUiFrame, AgUiInput, AgUiRequestedRun, AgUiStream, AgUiStreamScope, AgUiVersion, messages::AgUiMessages,
+    stream::omni,
 };
 use crate::{
     agent::{Agent, AgentBuilder},
@@ -142,12 +143,12 @@ impl Rig {
                     ),
                 };
             }
-            Ok(RequestIntent::Join(staged)) => AgUiStart::staged(staged),
-            Ok(RequestIntent::Ended(_, outcome)) => AgUiStart::Ended(outcome),
+            Ok(RequestIntent::Join(staged)) => AgUiStreamScope::staged(staged),
+            Ok(RequestIntent::Ended(_, outcome)) => AgUiStreamScope::Ended(outcome),
             Ok(RequestIntent::Perform(mut command)) => {
                 let prompt = prompt_of(&mut command).and_then(|prompt| prompt.id.clone());
                 let answer = self.session.perform(*command, None).await.unwrap();
-                AgUiStart::of(&answer, prompt, &view.agent)
+                AgUiStreamScope::of(&answer, prompt, &view.agent)
             }
         };
         let (stream, frames) = AgUiStream::begin(run, (**view).clone(), start);
@@ -183,8 +184,8 @@ fn parsed(message: &Value) -> Value {
     message
 }
 
-fn run_of(input: &AgUiInput) -> AgUiRun {
-    AgUiRun {
+fn run_of(input: &AgUiInput) -> AgUiRequestedRun {
+    AgUiRequestedRun {
         thread: input.thread_id.clone(),
         id: input.run_id.clone(),
         level: input.level(),
@@ -257,7 +258,7 @@ async fn joined_stream_states_the_decisions_about_tool_uses_and_the_unusual_end_
     let store = MemoryStore::new();
     for (reason, ended) in [(StopReason::Length, json!("length")), (StopReason::Stop, Value::Null)] {
         let view = crate::session::tests::decided::decided(&store, reason).await.snapshot().await.unwrap();
-        let run = AgUiRun {
+        let run = AgUiRequestedRun {
             thread: "t".into(),
             id: "r".into(),
             level: AgUiVersion::V1,
@@ -265,7 +266,7 @@ async fn joined_stream_states_the_decisions_about_tool_uses_and_the_unusual_end_
             known: HashSet::new(),
             files: ClientFileForm::default(),
         };
-        let (_, frames) = AgUiStream::begin(run, view, AgUiStart::Join);
+        let (_, frames) = AgUiStream::begin(run, view, AgUiStreamScope::Join);
         let frames: Vec<_> = frames.iter().map(|frame| serde_json::to_value(frame).unwrap()).collect();
         let of = |kind: &str| frames.iter().find(|frame| frame["type"] == kind).unwrap();
         assert_eq!(of("STATE_SNAPSHOT")["snapshot"]["omni"]["ended"], ended);

@@ -21,14 +21,14 @@ use crate::{
 #[derive(Debug)]
 pub(in crate::web) struct PostedRequest {
     /// The messages before the newest one, oldest first.
-    pub(in crate::web) before: Vec<MessageRef>,
+    pub(in crate::web) before: Vec<StoredMessageRef>,
     /// Whether nothing precedes the newest message if `before` is empty. Otherwise, the list may be incomplete.
     pub(in crate::web) whole: bool,
     /// The newest message, or the message that it replaces.
-    pub(in crate::web) newest: Option<MessageRef>,
+    pub(in crate::web) newest: Option<StoredMessageRef>,
     pub(in crate::web) trigger: PostedMessageUse,
     /// The decisions in the messages before the newest one.
-    pub(in crate::web) earlier: Vec<(MessageRef, Vec<(ToolUseId, Decision)>)>,
+    pub(in crate::web) earlier: Vec<(StoredMessageRef, Vec<(ToolUseId, Decision)>)>,
     /// The content of the newest message, or the results of client tools.
     pub(in crate::web) blocks: Vec<Content>,
     /// The id of a new prompt.
@@ -57,7 +57,7 @@ pub(in crate::web) enum PostedMessageUse {
 
 /// The stored message to which a posted message belongs.
 #[derive(Debug, PartialEq, Eq, Hash)]
-pub(in crate::web) enum MessageRef {
+pub(in crate::web) enum StoredMessageRef {
     /// The message with this id, or another version of it.
     Message(MessageId),
     /// The message without an id at this node.
@@ -68,7 +68,7 @@ pub(in crate::web) enum MessageRef {
     Result(ToolUseId),
 }
 
-impl MessageRef {
+impl StoredMessageRef {
     /// Iterates over all names of a stored message.
     fn all_of(message: &Message, node: Option<NodeId>) -> impl Iterator<Item = Self> {
         // Clients do not know compactions, which have the turn of the answer that follows them.
@@ -107,7 +107,7 @@ impl PostedRequest {
     /// Returns whether the newest message is the prompt with this id.
     fn is_of(&self, id: &str) -> bool {
         let is_named = match &self.newest {
-            Some(MessageRef::Message(name)) => {
+            Some(StoredMessageRef::Message(name)) => {
                 let name = name.to_string();
                 name == id || name == stored_base(id)
             }
@@ -207,7 +207,7 @@ fn find(posted: PostedRequest, snapshot: &SessionSnapshot) -> Option<RequestInte
         return Some(RequestIntent::Join(staged));
     }
     let places = places(before.iter().chain(&newest), snapshot);
-    let place = |name: &MessageRef| places.get(name).copied().flatten();
+    let place = |name: &StoredMessageRef| places.get(name).copied().flatten();
     let was_tried = || {
         let mut tried = agent.last_run.iter().flat_map(|end| &end.unanswered);
         tried.any(|message| message.id.as_ref().is_some_and(|tried| *tried == MessageId::from(id.clone())))
@@ -258,25 +258,29 @@ fn find(posted: PostedRequest, snapshot: &SessionSnapshot) -> Option<RequestInte
 /// Looks up where the conversation contains these messages. If a message has several versions, the one on the path
 /// counts.
 fn places<'a>(
-    names: impl Iterator<Item = &'a MessageRef>,
+    names: impl Iterator<Item = &'a StoredMessageRef>,
     snapshot: &SessionSnapshot,
-) -> HashMap<&'a MessageRef, Option<StoredMessagePlace>> {
+) -> HashMap<&'a StoredMessageRef, Option<StoredMessagePlace>> {
     let (agent, tree) = (&snapshot.agent, &snapshot.tree);
     let mut places: HashMap<_, _> = names.map(|name| (name, None)).collect();
-    let mut add = |name: MessageRef, place| {
+    let mut add = |name: StoredMessageRef, place| {
         if let Some(found) = places.get_mut(&name) {
             *found = Some(place);
         }
     };
     for node in tree.nodes().chain(tree.iter()) {
         let place = StoredMessagePlace::Node(node.id());
-        MessageRef::all_of(node.message(), Some(node.id())).for_each(|name| add(name, place));
+        StoredMessageRef::all_of(node.message(), Some(node.id())).for_each(|name| add(name, place));
     }
     for message in &agent.pending {
-        MessageRef::all_of(message, None).for_each(|name| add(name, StoredMessagePlace::InFlight));
+        StoredMessageRef::all_of(message, None).for_each(|name| add(name, StoredMessagePlace::InFlight));
     }
-    let answer =
-        agent.answer.clone().map(MessageRef::Message).into_iter().chain(agent.turn.map(MessageRef::Turn));
+    let answer = agent
+        .answer
+        .clone()
+        .map(StoredMessageRef::Message)
+        .into_iter()
+        .chain(agent.turn.map(StoredMessageRef::Turn));
     answer.for_each(|name| add(name, StoredMessagePlace::InFlight));
     places
 }

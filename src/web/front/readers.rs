@@ -18,7 +18,7 @@
 //! - *Ending.* The task unstages the prompts in the list, and interrupts the active run if it is in the list. This takes
 //!   at most [`ENDING`], and new posts wait for it. Then the entry is *read* or *absent*.
 //!
-//! A [`WebRunReader`] counts one stream and is part of the response's body. A [`ReaderGraceEnd`] belongs to the task. Both change the
+//! A [`WebRunReader`] counts one stream and is part of the response's body. A [`ReaderGraceTaskBody`] belongs to the task. Both change the
 //! entry when they are dropped. So an entry disappears after a panic and at the end of the runtime, too. The task holds
 //! only weak handles while it waits. At most one entry per open session waits, with one task.
 
@@ -141,7 +141,7 @@ pub(in crate::web) struct WebRunReader {
 }
 
 /// The part of a waiting task that ends the wait.
-struct ReaderGraceEnd {
+struct ReaderGraceTaskBody {
     web: Weak<WebShared>,
     key: ConversationLifeKey,
     done: CancellationToken,
@@ -288,7 +288,7 @@ impl Drop for WebRunReader {
             Some(ReaderGraceTask { principal: self.principal.clone(), now: Some(now), done: done.clone() });
         // If the runtime has ended, it drops the task at once, and the task locks the map.
         drop(open);
-        let waiting = ReaderGraceEnd { web: Arc::downgrade(&self.web.0), key: self.key.clone(), done };
+        let waiting = ReaderGraceTaskBody { web: Arc::downgrade(&self.web.0), key: self.key.clone(), done };
         let leaver = (!self.is_cut).then(|| self.principal.clone());
         let grace = readers.grace.unwrap_or(NEVER).min(NEVER);
         let task = waiting.run(told, grace, self.session.clone(), leaver);
@@ -296,7 +296,7 @@ impl Drop for WebRunReader {
     }
 }
 
-impl ReaderGraceEnd {
+impl ReaderGraceTaskBody {
     /// Waits for the grace, and then ends the runs that `leaver` has left. Without `leaver`, only waits.
     async fn run(
         self,
@@ -335,7 +335,7 @@ impl ReaderGraceEnd {
     }
 }
 
-impl Drop for ReaderGraceEnd {
+impl Drop for ReaderGraceTaskBody {
     fn drop(&mut self) {
         self.done.cancel();
         let Some(web) = self.web.upgrade() else { return };

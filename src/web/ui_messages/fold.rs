@@ -6,13 +6,13 @@ use super::AiSdkFrame;
 
 /// The parts of an assistant's message, and the indices of its open parts.
 #[derive(Debug, Default)]
-pub(super) struct AiSdkMessageFold {
+pub(super) struct AiSdkFrameFold {
     pub(super) parts: Vec<Value>,
     /// The id and the index of each part of text that is open.
     pub(super) open: Vec<(String, usize)>,
 }
 
-impl AiSdkMessageFold {
+impl AiSdkFrameFold {
     /// Adds a frame.
     pub(super) fn add(&mut self, frame: &AiSdkFrame) {
         let text = |name: &str| frame.get(name).and_then(Value::as_str).unwrap_or_default();

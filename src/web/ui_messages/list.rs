@@ -5,17 +5,20 @@ use std::iter;
 use serde_json::{Value, json};
 
 use super::{
-    AiSdkSettings,
+    AiSdkTranslationSettings,
     exchange::{PromptExchange, exchanges, has_own_content, ui_id},
-    fold::AiSdkMessageFold,
-    stream::{AiSdkStream, AiSdkTarget, sums},
+    fold::AiSdkFrameFold,
+    stream::{AiSdkStream, AiSdkStreamScope, sums},
     writer::{AiSdkFrameWriter, user_parts},
 };
 use crate::{agent::Status, session::SessionSnapshot};
 
 /// Returns the messages of the path and of the turn in flight, and the newest unanswered prompt. The answer of a run that
 /// is active is left out, because the resumed stream sends it from its start.
-pub(in crate::web) fn messages(settings: &AiSdkSettings, snapshot: &SessionSnapshot) -> Vec<Value> {
+pub(in crate::web) fn messages(
+    settings: &AiSdkTranslationSettings,
+    snapshot: &SessionSnapshot,
+) -> Vec<Value> {
     let all = exchanges(snapshot);
     let mut messages = Vec::with_capacity(2 * all.len());
     for (index, exchange) in all.iter().enumerate() {
@@ -43,14 +46,14 @@ pub(in crate::web) fn messages(settings: &AiSdkSettings, snapshot: &SessionSnaps
 }
 
 fn answer(
-    settings: &AiSdkSettings,
+    settings: &AiSdkTranslationSettings,
     snapshot: &SessionSnapshot,
     exchange: &PromptExchange<'_>,
     is_last: bool,
 ) -> Value {
-    let mut fold = AiSdkMessageFold::default();
+    let mut fold = AiSdkFrameFold::default();
     if is_last && snapshot.agent.status == Status::Paused {
-        let mut stream = AiSdkStream::begin(settings.clone(), snapshot, AiSdkTarget::InFlight);
+        let mut stream = AiSdkStream::begin(settings.clone(), snapshot, AiSdkStreamScope::InFlight);
         stream.pause();
         iter::from_fn(|| stream.next_frame()).for_each(|frame| fold.add(&frame));
     } else {

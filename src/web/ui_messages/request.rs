@@ -4,7 +4,7 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use super::{
-    AiSdkTarget,
+    AiSdkStreamScope,
     exchange::{base_id, stored_base, stored_id, version_id},
 };
 use crate::{
@@ -15,7 +15,9 @@ use crate::{
     tool::Decision,
     web::{
         Problem,
-        front::intent::{MessageRef, PostedMessageUse, PostedRequest, RequestIntent, intent, open_uses},
+        front::intent::{
+            PostedMessageUse, PostedRequest, RequestIntent, StoredMessageRef, intent, open_uses,
+        },
         requests::prompt_of,
     },
 };
@@ -71,7 +73,7 @@ struct AiSdkPostedMessage {
 pub(in crate::web) fn read(
     post: &AiSdkPostBody,
     snapshot: &SessionSnapshot,
-) -> Result<(Vec<SessionCommand>, AiSdkTarget), Problem> {
+) -> Result<(Vec<SessionCommand>, AiSdkStreamScope), Problem> {
     let is_again = post.trigger == AiSdkTrigger::RegenerateMessage;
     // The client cuts the list at the answer that it wants to replace. So the last user message is the one to answer,
     // unless the list was shortened on the way.
@@ -117,9 +119,9 @@ pub(in crate::web) fn read(
         Problem::stale_decision(waiting.collect())
     })?;
     let target = match found {
-        RequestIntent::Join(None) => AiSdkTarget::InFlight,
-        RequestIntent::Join(Some(id)) => AiSdkTarget::Prompt(id),
-        RequestIntent::Ended(id, outcome) => AiSdkTarget::Ended(id, outcome),
+        RequestIntent::Join(None) => AiSdkStreamScope::InFlight,
+        RequestIntent::Join(Some(id)) => AiSdkStreamScope::Prompt(id),
+        RequestIntent::Ended(id, outcome) => AiSdkStreamScope::Ended(id, outcome),
         RequestIntent::Perform(mut command) => {
             let target = target(&mut command);
             commands.push(*command);
@@ -130,29 +132,29 @@ pub(in crate::web) fn read(
 }
 
 /// Returns the part of the conversation that the response to a command shows.
-fn target(command: &mut SessionCommand) -> AiSdkTarget {
-    let Some(Prompt { id, content, .. }) = prompt_of(command) else { return AiSdkTarget::Decisions };
+fn target(command: &mut SessionCommand) -> AiSdkStreamScope {
+    let Some(Prompt { id, content, .. }) = prompt_of(command) else { return AiSdkStreamScope::Decisions };
     match id.clone() {
-        Some(id) if matches!(content.0[..], [Content::ToolResult(_), ..]) => AiSdkTarget::Results(id),
-        Some(id) => AiSdkTarget::Prompt(id),
-        None => AiSdkTarget::Again,
+        Some(id) if matches!(content.0[..], [Content::ToolResult(_), ..]) => AiSdkStreamScope::Results(id),
+        Some(id) => AiSdkStreamScope::Prompt(id),
+        None => AiSdkStreamScope::Again,
     }
 }
 
 /// Returns the stored message to which an id of the client belongs.
-fn name(id: &str, is_answer: bool) -> MessageRef {
+fn name(id: &str, is_answer: bool) -> StoredMessageRef {
     let id = id.strip_prefix("a-").filter(|_| is_answer).unwrap_or(id);
     let turn = id.parse().ok().filter(|_| is_answer && id.len() == 32);
     let node = || id.strip_prefix("n-").and_then(|node| node.parse().ok());
-    let of_turn = turn.map(MessageRef::Turn).or_else(|| node().map(MessageRef::Node));
+    let of_turn = turn.map(StoredMessageRef::Turn).or_else(|| node().map(StoredMessageRef::Node));
     of_turn.unwrap_or_else(|| {
         let id = if is_answer { base_id(id).into() } else { stored_base(id) };
-        MessageRef::Message(MessageId::new(&*id))
+        StoredMessageRef::Message(MessageId::new(&*id))
     })
 }
 
 impl AiSdkPostedMessage {
-    fn name(&self) -> MessageRef {
+    fn name(&self) -> StoredMessageRef {
         name(&self.id, self.role == "assistant")
     }
 

@@ -35,7 +35,7 @@ use std::{mem, sync::Arc};
 use serde_json::{Value, json};
 
 use super::{
-    AiSdkFrame, AiSdkSettings, AiSdkVersion,
+    AiSdkFrame, AiSdkTranslationSettings, AiSdkVersion,
     exchange::{PromptExchange, answer_id, compaction, exchanges, has_own_content, has_results},
     writer::AiSdkFrameWriter,
 };
@@ -51,7 +51,7 @@ use crate::{
 
 /// The part of the conversation that a response shows.
 #[derive(Clone, Debug, PartialEq)]
-pub(in crate::web) enum AiSdkTarget {
+pub(in crate::web) enum AiSdkStreamScope {
     /// The run of this prompt, from its start. The prompt may be staged first.
     Prompt(PromptId),
     /// The run of the prompt with this id, which contains only the results of tools. The run continues the last answer.
@@ -120,13 +120,13 @@ enum AiSdkStreamState {
 impl AiSdkStream {
     /// Starts a response with the frames that the snapshot causes.
     pub(in crate::web) fn begin(
-        settings: AiSdkSettings,
+        settings: AiSdkTranslationSettings,
         snapshot: &SessionSnapshot,
-        target: AiSdkTarget,
+        target: AiSdkStreamScope,
     ) -> Self {
         let (agent, exchanges) = (&snapshot.agent, exchanges(snapshot));
         let exchange = match &target {
-            AiSdkTarget::Ended(prompt, _) => exchanges.iter().rfind(|exchange| {
+            AiSdkStreamScope::Ended(prompt, _) => exchanges.iter().rfind(|exchange| {
                 exchange.prompt.is_some_and(|entry| entry.message.id.as_ref() == Some(prompt))
             }),
             _ => exchanges.last(),
@@ -135,9 +135,9 @@ impl AiSdkStream {
         let last = last.unwrap_or_else(|| answer_id("n-0"));
         let (followed, answer) = match &target {
             // The turn is known when the prompt's message is added. A prompt that is never used keeps this id.
-            AiSdkTarget::Prompt(id) => (FollowTarget::Prompt(id.clone()), answer_id(id)),
-            AiSdkTarget::Results(id) => (FollowTarget::Prompt(id.clone()), last),
-            AiSdkTarget::Ended(id, _) if exchange.is_none() => (FollowTarget::InFlight, answer_id(id)),
+            AiSdkStreamScope::Prompt(id) => (FollowTarget::Prompt(id.clone()), answer_id(id)),
+            AiSdkStreamScope::Results(id) => (FollowTarget::Prompt(id.clone()), last),
+            AiSdkStreamScope::Ended(id, _) if exchange.is_none() => (FollowTarget::InFlight, answer_id(id)),
             _ => (FollowTarget::InFlight, last),
         };
         let (writer, title) = (AiSdkFrameWriter::new(settings, snapshot), snapshot.title.clone());
@@ -149,20 +149,21 @@ impl AiSdkStream {
         let first = agent.pending.iter().find(|message| message.compaction.is_none());
         let continues = first.is_some_and(|first| !has_own_content(first));
         let rest = exchange.iter().flat_map(|exchange| &exchange.rest).filter_map(|entry| entry.node);
-        if matches!(target, AiSdkTarget::Ended(..)) || target == AiSdkTarget::InFlight && continues {
+        if matches!(target, AiSdkStreamScope::Ended(..)) || target == AiSdkStreamScope::InFlight && continues
+        {
             this.reply.start();
             this.reply.writer.replay(rest.clone().map(Node::message));
         }
         match target {
-            AiSdkTarget::Prompt(_) | AiSdkTarget::Results(_) | AiSdkTarget::Again => {}
-            AiSdkTarget::InFlight => this.snapshot(snapshot),
-            AiSdkTarget::Decisions => {
+            AiSdkStreamScope::Prompt(_) | AiSdkStreamScope::Results(_) | AiSdkStreamScope::Again => {}
+            AiSdkStreamScope::InFlight => this.snapshot(snapshot),
+            AiSdkStreamScope::Decisions => {
                 this.snapshot(snapshot);
                 this.reply.writer.continue_from(&agent.pauses);
                 this.reply.state = AiSdkStreamState::Waiting;
                 this.reply.start();
             }
-            AiSdkTarget::Ended(_, outcome) => {
+            AiSdkStreamScope::Ended(_, outcome) => {
                 (this.reply.nodes, this.reply.usage) = sums(rest);
                 this.reply.finish(&outcome);
                 this.reply.flush();

@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 
 use self::content::{file_url, has_linked_files, output};
 use super::{
-    AiSdkFrame, AiSdkSettings, AiSdkVersion,
+    AiSdkFrame, AiSdkTranslationSettings, AiSdkVersion,
     exchange::{has_own_content, has_results, ui_id},
 };
 use crate::{
@@ -52,7 +52,7 @@ enum AiSdkToolUseState {
 
 /// A tool use of the current step.
 #[derive(Debug)]
-struct AiSdkToolUse {
+struct AiSdkStreamedToolUse {
     id: ToolUseId,
     name: String,
     /// The text of the input so far.
@@ -71,7 +71,7 @@ struct AiSdkToolUse {
 /// Writes frames.
 #[derive(Debug, Default)]
 pub(super) struct AiSdkFrameWriter {
-    pub(super) settings: AiSdkSettings,
+    pub(super) settings: AiSdkTranslationSettings,
     /// The frames that were not sent yet.
     pub(super) frames: VecDeque<AiSdkFrame>,
     /// The names of the agent's tools. All other tools are dynamic.
@@ -83,13 +83,13 @@ pub(super) struct AiSdkFrameWriter {
     state: AiSdkStepState,
     /// The open parts of text, by the index of their block: the kind and the id of each part.
     texts: BTreeMap<usize, (&'static str, String)>,
-    uses: Vec<AiSdkToolUse>,
+    uses: Vec<AiSdkStreamedToolUse>,
     items: HashSet<usize>,
     retries: u32,
 }
 
 impl AiSdkFrameWriter {
-    pub(super) fn new(settings: AiSdkSettings, snapshot: &SessionSnapshot) -> Self {
+    pub(super) fn new(settings: AiSdkTranslationSettings, snapshot: &SessionSnapshot) -> Self {
         let tools = snapshot.agent.state.tools.iter().map(|tool| tool.name.clone()).collect();
         Self { settings, tools, ..Self::default() }
     }
@@ -211,7 +211,7 @@ impl AiSdkFrameWriter {
     /// automatically looks only at the last step. Without an empty step, it would send the results of the server's
     /// tools as if they were its own.
     pub(super) fn seal(&mut self) {
-        let is_done = |tool_use: &AiSdkToolUse| {
+        let is_done = |tool_use: &AiSdkStreamedToolUse| {
             matches!(tool_use.state, AiSdkToolUseState::Answered | AiSdkToolUseState::Malformed)
         };
         if !self.uses.is_empty() && self.uses.iter().all(is_done) {
@@ -326,13 +326,13 @@ impl AiSdkFrameWriter {
 
     // ---- tools ----
 
-    fn find(&mut self, id: &ToolUseId) -> Option<&mut AiSdkToolUse> {
+    fn find(&mut self, id: &ToolUseId) -> Option<&mut AiSdkStreamedToolUse> {
         self.uses.iter_mut().find(|tool_use| tool_use.id == *id)
     }
 
-    fn add_use(&mut self, id: &ToolUseId, name: &str, state: AiSdkToolUseState) -> &mut AiSdkToolUse {
+    fn add_use(&mut self, id: &ToolUseId, name: &str, state: AiSdkToolUseState) -> &mut AiSdkStreamedToolUse {
         let place = self.uses.iter().position(|tool_use| tool_use.id == *id).unwrap_or_else(|| {
-            self.uses.push(AiSdkToolUse {
+            self.uses.push(AiSdkStreamedToolUse {
                 id: id.clone(),
                 name: name.to_owned(),
                 input: String::new(),
@@ -425,7 +425,7 @@ impl AiSdkFrameWriter {
     pub(super) fn close(&mut self, reason: &str) {
         self.end_texts();
         for tool_use in mem::take(&mut self.uses) {
-            let AiSdkToolUse { id, name, input, state, .. } = &tool_use;
+            let AiSdkStreamedToolUse { id, name, input, state, .. } = &tool_use;
             match state {
                 AiSdkToolUseState::Input => {
                     let mut frame = self.tool_frame("tool-input-error", id, name);
@@ -438,7 +438,7 @@ impl AiSdkFrameWriter {
                 }
                 AiSdkToolUseState::Malformed | AiSdkToolUseState::Answered => {}
             }
-            self.uses.push(AiSdkToolUse { state: AiSdkToolUseState::Answered, ..tool_use });
+            self.uses.push(AiSdkStreamedToolUse { state: AiSdkToolUseState::Answered, ..tool_use });
         }
     }
 }

@@ -9,7 +9,7 @@ use crate::{
     agent::{
         Event, Failure, Snapshot,
         phase::OpNumber,
-        task::spending::{RunSpending, SharedBudgets},
+        task::spending::{RunBudgetTracker, SharedBudgets},
     },
     budget::{Budget, BudgetAmounts, RequestCostQuote, SharedBudget, amounts},
     message::{Purpose, Usage},
@@ -32,7 +32,7 @@ pub(super) enum BudgetFault {
 /// The accounts of a schedule, and what they must contain.
 pub(super) struct Budgets {
     pub(super) fault: Option<BudgetFault>,
-    pub(super) run: Option<Box<RunSpending>>,
+    pub(super) run: Option<Box<RunBudgetTracker>>,
     shared: Option<SharedBudgets>,
     /// Whether budgets apply in this schedule.
     pub(super) are_on: bool,
@@ -130,7 +130,8 @@ impl World {
         let shared = self.budgets.shared.as_ref().filter(|_| !only_leaf);
         let extensions =
             shared.cloned().map_or_else(Extensions::default, |all| Extensions::default().with(all));
-        let reserved = RunSpending::reserve(&mut self.budgets.run, turn, &self.config, &extensions, || quote);
+        let reserved =
+            RunBudgetTracker::reserve(&mut self.budgets.run, turn, &self.config, &extensions, || quote);
         let Budgets { run, shared, spent, reserved: held, fault, .. } = &mut self.budgets;
         let Some(run) = run else {
             self.stream = Some(super::stream::Stream::new(op));

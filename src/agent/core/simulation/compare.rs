@@ -7,7 +7,7 @@ use crate::{
     agent::{
         Config, Event, Snapshot, TurnRecord,
         core::AgentCore,
-        phase::{AgentPhase, AgentTurnStage, EventContinuation, WorkingHistory},
+        phase::{AfterEventCallback, AgentPhase, AgentTurnStage, HistoryWithPendingMessages},
     },
     message::History,
     provider::Model,
@@ -99,11 +99,11 @@ impl World {
         match &mut recorded.phase {
             AgentPhase::InTurn { turn, .. } => {
                 turn.recorded = true;
-                let mut working = WorkingHistory::new(&recorded.history);
+                let mut working = HistoryWithPendingMessages::new(&recorded.history);
                 turn.working.pending().cloned().for_each(|message| working.push(message));
                 turn.working = working;
             }
-            AgentPhase::Noticing { then: EventContinuation::Continue(between), .. } => {
+            AgentPhase::Noticing { then: AfterEventCallback::Continue(between), .. } => {
                 between.recorded = true;
             }
             AgentPhase::Idle | AgentPhase::Noticing { .. } => return Ok(()),
@@ -147,8 +147,8 @@ impl AgentCore {
         self.waited.clone_from(&lost.waited);
         match (&mut self.phase, &lost.phase) {
             (
-                AgentPhase::Noticing { op, begun, then: EventContinuation::Continue(between) },
-                AgentPhase::Noticing { op: own, begun: has_begun, then: EventContinuation::Continue(lost) },
+                AgentPhase::Noticing { op, begun, then: AfterEventCallback::Continue(between) },
+                AgentPhase::Noticing { op: own, begun: has_begun, then: AfterEventCallback::Continue(lost) },
             ) => {
                 (*op, *begun, between.recorded) = (*own, *has_begun, lost.recorded);
                 between.origin.asked.clone_from(&lost.origin.asked);

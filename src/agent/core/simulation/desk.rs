@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use super::{Check, ensure};
 use crate::{
-    agent::{Decided, Event, Response, phase::ToolDispatch},
+    agent::{Decided, Event, Response, phase::DispatchedToolCall},
     message::{DecisionKind, ResultBlock, Role, Timestamp, ToolResult, ToolUse, ToolUseId, UseDecision},
     provider::StopReason,
     tool::{Decision, ToolSet},
@@ -112,7 +112,7 @@ impl Desk {
     }
 
     /// Checks a request to run tools.
-    pub(super) fn run(&mut self, calls: &[ToolDispatch], tools: &ToolSet) -> Check {
+    pub(super) fn run(&mut self, calls: &[DispatchedToolCall], tools: &ToolSet) -> Check {
         let decided = self.decisions.iter().flatten().count();
         ensure!(decided == self.uses.len(), "tools run before all tool uses are decided");
         self.ran = true;

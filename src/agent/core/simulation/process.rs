@@ -17,17 +17,17 @@ pub(crate) use oracle::{Oracle, Reply};
 pub(crate) use phases::PHASES;
 pub(crate) use script::{Plot, Said, Script, Verdict, random_level};
 
-use super::super::{AgentCore, AgentEffect, CallbackCall, CoreContext};
+use super::super::{AgentCore, AgentEffect, CallbackCall, CoreInputContext};
 use crate::{
     actor::{
         random::Rng,
         simulation::{Check, ensure},
     },
     agent::{
-        Accepted, CommitItem, Config, Durable, FirstMessage, NumberedRecord, PendingUse, Prompt,
+        Accepted, CommitItem, Config, Durable, FirstMessageOfRun, PendingUse, Prompt, RecordToStore,
         ResumeDecisions, RunEnd, Snapshot, Status, TurnInFlight,
         durable::RecoveryFacts,
-        phase::{AgentPhase, AgentTurnStage, OpNumber, ToolDispatch},
+        phase::{AgentPhase, AgentTurnStage, DispatchedToolCall, OpNumber},
     },
     message::{History, Timestamp, ToolUseId},
     run::{Error, ErrorKind},
@@ -121,7 +121,7 @@ pub(crate) struct Process {
     call: Option<(OpNumber, CallbackCall)>,
     permit: Option<OpNumber>,
     stream: Option<OpNumber>,
-    tasks: Option<(OpNumber, Vec<ToolDispatch>)>,
+    tasks: Option<(OpNumber, Vec<DispatchedToolCall>)>,
     delay: Option<(OpNumber, Duration)>,
     /// The tool uses whose time limits run.
     timers: Vec<ToolUseId>,
@@ -136,7 +136,7 @@ pub(crate) struct Process {
     last: u64,
     written: u64,
     /// The record of the current input, until an event carries it.
-    loose: Option<Arc<NumberedRecord>>,
+    loose: Option<Arc<RecordToStore>>,
     is_recorded: bool,
     /// The replies that wait for a record.
     replies: Vec<(u64, Reply)>,
@@ -327,12 +327,12 @@ impl Process {
         &mut self,
         outside: &mut Outside,
         base: History,
-        opening: FirstMessage,
+        opening: FirstMessageOfRun,
     ) -> Check<Result<EventId, Error>> {
         let with = EventId { number: self.last_event.number + 1, ..self.last_event };
         let begun = self.input(outside, |core, cx| match opening {
-            FirstMessage::Prompt(prompt) => core.prompt_on(base, prompt, false, cx),
-            FirstMessage::Message(message, settings) => core.answer(base, message, settings, false, cx),
+            FirstMessageOfRun::Prompt(prompt) => core.prompt_on(base, prompt, false, cx),
+            FirstMessageOfRun::Message(message, settings) => core.answer(base, message, settings, false, cx),
         })?;
         Ok(begun.map(|_| with))
     }
@@ -388,7 +388,7 @@ impl Process {
     fn end(
         &mut self,
         outside: &mut Outside,
-        end: impl FnOnce(&mut AgentCore, &mut CoreContext<'_>) -> Result<(), Error>,
+        end: impl FnOnce(&mut AgentCore, &mut CoreInputContext<'_>) -> Result<(), Error>,
     ) -> Check {
         let turn = self.core.phase().turn().map(|turn| turn.id);
         if self.input(outside, end)?.is_ok()

@@ -9,7 +9,7 @@ use crate::{
     agent::{
         PendingUse,
         core::SubAgentDecision,
-        phase::{OpNumber, ToolDispatch},
+        phase::{DispatchedToolCall, OpNumber},
     },
     message::{RequestEnd, ToolUse, ToolUseId, TurnId, Usage, UsageRow},
     tool::{Answer, Decision},
@@ -118,7 +118,7 @@ impl World {
     }
 
     /// Reports other pauses of the sub-agents of a running tool, or the usage of a request of one.
-    fn tool_delegates(&mut self, op: OpNumber, calls: &[ToolDispatch]) -> Check {
+    fn tool_delegates(&mut self, op: OpNumber, calls: &[DispatchedToolCall]) -> Check {
         if self.rng.percent(30) {
             let usage = Usage::default().with_input(1 + self.rng.next() % 100);
             let row = UsageRow::new(RequestEnd::Answered, usage);

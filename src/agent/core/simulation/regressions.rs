@@ -8,7 +8,7 @@ use super::{ends::some_usage, world};
 use crate::{
     agent::{
         Config, Durable, ErrorDecision, Event, Prompt, Snapshot, ToolDecision, TurnDecision,
-        core::{AgentCore, AgentEffect, CoreContext, ResumeDecisions},
+        core::{AgentCore, AgentEffect, CoreInputContext, ResumeDecisions},
         phase::{AgentPhase, AgentTurnStage, DecisionOrPause, OpNumber, OutputRequirement},
     },
     message::{
@@ -37,8 +37,8 @@ impl Bench {
         Self { core: AgentCore::default(), config, tools, events: Vec::new(), call: 0 }
     }
 
-    fn feed<T>(&mut self, input: impl FnOnce(&mut AgentCore, &mut CoreContext<'_>) -> T) -> T {
-        let mut cx = CoreContext {
+    fn feed<T>(&mut self, input: impl FnOnce(&mut AgentCore, &mut CoreInputContext<'_>) -> T) -> T {
+        let mut cx = CoreInputContext {
             now: &|| Timestamp(1),
             config: &self.config,
             tools: &self.tools,

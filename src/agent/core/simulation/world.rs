@@ -18,9 +18,9 @@ use super::{
 use crate::actor::random::Rng;
 use crate::{
     agent::{
-        CompactionPolicy, Config, Durable, Event, ResolvedCompaction,
-        core::{AgentCore, AgentEffect, CallbackCall, CoreContext},
-        phase::{AgentPhase, AgentTurnStage, OpNumber, ToolDispatch, ToolQuestion, ToolUseSlot},
+        CompactionPolicy, Config, Durable, Event, ResolvedCompactionPolicy,
+        core::{AgentCore, AgentEffect, CallbackCall, CoreInputContext},
+        phase::{AgentPhase, AgentTurnStage, DispatchedToolCall, OpNumber, RunningToolQuestion, ToolUseSlot},
     },
     message::{Timestamp, ToolUse, ToolUseId, TurnId},
     provider::{self, DeltaStream, ModelInfo, Options, Provider, ProviderError, Request, RequestContext},
@@ -47,7 +47,7 @@ pub(super) struct World {
     /// The decision about the question that has not reached the provider yet.
     pub(super) answer: Option<Decision>,
     /// The tools that are still running.
-    pub(super) tasks: Option<(OpNumber, Vec<ToolDispatch>)>,
+    pub(super) tasks: Option<(OpNumber, Vec<DispatchedToolCall>)>,
     /// The questions of the running tools.
     pub(super) questions: Questions,
     pub(super) delay: Option<OpNumber>,
@@ -160,7 +160,7 @@ pub(super) fn random_bound(seed: u64) -> usize {
 }
 
 /// Returns a policy with which conversations of a few messages are compacted.
-fn random_compactor(rng: &mut Rng) -> ResolvedCompaction {
+fn random_compactor(rng: &mut Rng) -> ResolvedCompactionPolicy {
     let mut policy = CompactionPolicy::default()
         .with_threshold(rng.pick(&[0.1, 0.3, 0.9]))
         .with_kept_turns(rng.pick(&[0, 1, 2]));
@@ -171,7 +171,7 @@ fn random_compactor(rng: &mut Rng) -> ResolvedCompaction {
         policy = policy.with_kept_prompts();
     }
     let own = rng.percent(30).then(|| model(rng.pick(&["small", "new"])));
-    ResolvedCompaction { policy, model: own, acts_at_end: rng.percent(90) }
+    ResolvedCompactionPolicy { policy, model: own, acts_at_end: rng.percent(90) }
 }
 
 impl World {
@@ -288,14 +288,14 @@ impl World {
     /// Passes an input to the core. [`World::perform_all`] performs the effects.
     pub(super) fn feed<T>(
         &mut self,
-        input: impl FnOnce(&mut AgentCore, &mut CoreContext<'_>) -> T,
+        input: impl FnOnce(&mut AgentCore, &mut CoreInputContext<'_>) -> T,
     ) -> (T, Vec<AgentEffect>) {
         self.clock += 1;
         let turn_id = u128::from(self.rng.next()) << 64 | u128::from(self.rng.next());
         let (now, turn_id) = (Timestamp(self.clock), move || TurnId::new(turn_id));
         let reason = self.hold;
         let hold = move || reason.map(str::to_owned);
-        let mut cx = CoreContext {
+        let mut cx = CoreInputContext {
             now: &move || now,
             config: &self.config,
             tools: &self.tools,
@@ -319,7 +319,7 @@ impl World {
     }
 
     /// Calls [`World::feed`] and [`World::perform_all`].
-    pub(super) fn input(&mut self, input: impl FnOnce(&mut AgentCore, &mut CoreContext<'_>)) -> Check {
+    pub(super) fn input(&mut self, input: impl FnOnce(&mut AgentCore, &mut CoreInputContext<'_>)) -> Check {
         let ((), effects) = self.feed(input);
         self.perform_all(effects)
     }
@@ -588,7 +588,7 @@ impl World {
 
     /// Checks that the tools that run, or are about to, are those that the core has started, that they are the first of the
     /// step, and that a tool waits only if others have all places.
-    fn check_places(&self, op: OpNumber, slots: &[ToolUseSlot], questions: &[ToolQuestion]) -> Check {
+    fn check_places(&self, op: OpNumber, slots: &[ToolUseSlot], questions: &[RunningToolQuestion]) -> Check {
         let mut started: Vec<_> =
             self.tasks.iter().flat_map(|(_, calls)| calls).map(|call| call.slot).collect();
         if let Some(AgentEffect::RunTools(held, calls)) = &self.held {

@@ -71,7 +71,7 @@ async fn records_contain_each_message_and_result_once() {
     drop((agent, owner));
     let deliveries: Vec<CommitItem> = receiver.collect().await;
     let records: Vec<_> = deliveries.iter().filter_map(|delivery| delivery.record.as_deref()).collect();
-    let shape = |record: &crate::agent::NumberedRecord| {
+    let shape = |record: &crate::agent::RecordToStore| {
         record.turn.as_ref().map(|turn| {
             let core: Value = serde_json::from_str(&turn.core).unwrap();
             let results = core.pointer("/stage/slots/0/result").map_or(0, |_| 1);

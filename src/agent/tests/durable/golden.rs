@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use super::*;
 use crate::{
     agent::{
-        ErrorDecision, Failure, Prompt, Response, State, ToolDecision, TurnDecision, UnreadableTurn,
+        ErrorDecision, Failure, Prompt, Response, State, ToolDecision, TurnDecision, UnreadableTurnReason,
         durable::FORMAT,
     },
     message::{ToolResult, ToolUse},
@@ -206,7 +206,7 @@ fn record_with_an_impossible_prompt_or_continuation_is_refused() {
         let (parent, member) = path.rsplit_once('/').unwrap();
         core.pointer_mut(parent).unwrap()[member] = wrong.clone();
         let damaged = TurnRecord { core: core.to_string().into(), ..turn };
-        assert!(matches!(read(damaged), Err(UnreadableTurn::Damaged(_))), "{path}");
+        assert!(matches!(read(damaged), Err(UnreadableTurnReason::Damaged(_))), "{path}");
     }
 }
 

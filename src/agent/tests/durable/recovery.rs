@@ -4,7 +4,7 @@ use super::*;
 use crate::{
     agent::{
         Decided, Failure, MAX_LIVES, OnUncertain, Prompt, RecordedStage, Recover, Recovery, RecoveryDecision,
-        Response, State, Status, ToolDecision, TurnDecision, UnreadableTurn, tests::support::name,
+        Response, State, Status, ToolDecision, TurnDecision, UnreadableTurnReason, tests::support::name,
     },
     message::{DecisionKind, RequestEnd, Timestamp, ToolResult, ToolUse, ToolUseId, UseDecision},
     tool::Decision,
@@ -764,14 +764,17 @@ async fn record_that_cannot_be_read_is_refused() {
     let shelf = killed_in_tool(&calls, Replay::Safe).await;
     let turn = shelf.contents().turn.unwrap();
     let read = |turn: TurnRecord| TurnInFlight::read(turn, &History::new(), None).map(|_| ());
-    assert_eq!(read(TurnRecord { format: 2, ..turn.clone() }), Err(UnreadableTurn::Newer { format: 2 }));
+    assert_eq!(
+        read(TurnRecord { format: 2, ..turn.clone() }),
+        Err(UnreadableTurnReason::Newer { format: 2 })
+    );
     for core in ["", "{}", "[]", "nonsense", r#"{"op":1,"run":1,"stage":{"stage":"preparing"}}"#] {
         let damaged = TurnRecord { core: core.into(), ..turn.clone() };
-        assert!(matches!(read(damaged), Err(UnreadableTurn::Damaged(_))), "{core}");
+        assert!(matches!(read(damaged), Err(UnreadableTurnReason::Damaged(_))), "{core}");
     }
     // A record is refused if it lacks its messages, or if a member of its state is wrong.
     let lost = TurnRecord { append: Vec::new(), ..turn.clone() };
-    assert!(matches!(read(lost), Err(UnreadableTurn::Damaged(_))));
+    assert!(matches!(read(lost), Err(UnreadableTurnReason::Damaged(_))));
     let value: Value = serde_json::from_str(&turn.core).unwrap();
     for (path, wrong) in [
         ("/stage/slots", json!([])),
@@ -791,7 +794,7 @@ async fn record_that_cannot_be_read_is_refused() {
         let (parent, member) = path.rsplit_once('/').unwrap();
         damaged.pointer_mut(parent).unwrap()[member] = wrong;
         let damaged = TurnRecord { core: damaged.to_string().into(), ..turn.clone() };
-        assert!(matches!(read(damaged), Err(UnreadableTurn::Damaged(_))), "{path}");
+        assert!(matches!(read(damaged), Err(UnreadableTurnReason::Damaged(_))), "{path}");
     }
     assert_eq!(read(turn), Ok(()));
 }

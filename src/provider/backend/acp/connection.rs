@@ -19,8 +19,8 @@ use tokio::{
 use tokio_util::{codec::AnyDelimiterCodecError, sync::CancellationToken};
 
 use super::{
-    message::{AcpLine, classify},
-    shared::AcpShared,
+    message::{ParsedAcpLine, classify},
+    shared::AcpSessionShared,
 };
 use crate::{
     acp::{self, AcpOutgoingLines, AcpPeer, LONGEST, MOST_NOISE},
@@ -44,22 +44,22 @@ const LONGEST_QUOTE: usize = 2000;
 
 /// A connection to a running program. Dropping this kills the program.
 pub(super) struct AcpConnection {
-    pub(super) shared: Arc<AcpShared>,
+    pub(super) shared: Arc<AcpSessionShared>,
     pub(super) peer: Arc<AcpPeer>,
-    program: AcpProgram,
+    program: AcpProgramGuard,
     closing: CancellationToken,
     /// The task that supervises the program.
     task: Mutex<JoinSet<()>>,
 }
 
 /// The program and its session. Dropping this kills the program, and ends the session for the given reason.
-struct AcpProgram {
+struct AcpProgramGuard {
     process: Arc<Process>,
-    shared: Arc<AcpShared>,
+    shared: Arc<AcpSessionShared>,
     reason: &'static str,
 }
 
-impl Drop for AcpProgram {
+impl Drop for AcpProgramGuard {
     fn drop(&mut self) {
         self.process.kill();
         self.shared.end(BackendError::Ended(self.reason.to_owned()));
@@ -92,8 +92,10 @@ impl AcpConnection {
             ChildStdout::from_std(pipes.stdout).map_err(cannot)?,
             ChildStderr::from_std(pipes.stderr).map_err(cannot)?,
         );
-        let (process, shared, (peer, outgoing)) = (Arc::new(process), AcpShared::new(), AcpPeer::new());
-        let held = |reason| AcpProgram { process: Arc::clone(&process), shared: Arc::clone(&shared), reason };
+        let (process, shared, (peer, outgoing)) =
+            (Arc::new(process), AcpSessionShared::new(), AcpPeer::new());
+        let held =
+            |reason| AcpProgramGuard { process: Arc::clone(&process), shared: Arc::clone(&shared), reason };
         let closing = CancellationToken::new();
         let mut task = JoinSet::new();
         let supervised = held("its connection was cut off");
@@ -155,13 +157,13 @@ impl AcpConnection {
 async fn supervise(
     name: String,
     program: String,
-    supervised: AcpProgram,
+    supervised: AcpProgramGuard,
     peer: Arc<AcpPeer>,
     outgoing: AcpOutgoingLines,
     closing: CancellationToken,
     (stdin, stdout, stderr): (ChildStdin, ChildStdout, ChildStderr),
 ) {
-    let AcpProgram { process, shared, .. } = &supervised;
+    let AcpProgramGuard { process, shared, .. } = &supervised;
     let words = StderrTail::default();
     let mut stderr = pin!(words.follow(stderr, &name).fuse());
     let mut reader = pin!(read(stdout, &peer, shared).fuse());
@@ -230,7 +232,11 @@ async fn supervise(
 }
 
 /// Reads and processes messages until the output ends. Fails if the output is not that of an agent.
-async fn read(stdout: impl AsyncRead + Unpin, peer: &Arc<AcpPeer>, shared: &AcpShared) -> Result<(), String> {
+async fn read(
+    stdout: impl AsyncRead + Unpin,
+    peer: &Arc<AcpPeer>,
+    shared: &AcpSessionShared,
+) -> Result<(), String> {
     let mut lines = lines(stdout, LONGEST);
     let mut skipped = 0;
     loop {
@@ -247,13 +253,13 @@ async fn read(stdout: impl AsyncRead + Unpin, peer: &Arc<AcpPeer>, shared: &AcpS
             continue;
         }
         let messages = match classify(&line, peer) {
-            AcpLine::Messages(messages) => messages,
-            AcpLine::Damaged => {
+            ParsedAcpLine::Messages(messages) => messages,
+            ParsedAcpLine::Damaged => {
                 return Err(format!("it wrote a damaged message: {}", shown(&line, 200)));
             }
             // Some programs also write other text to their standard output, although the protocol forbids this. Skip
             // this text, up to a limit.
-            AcpLine::Noise => {
+            ParsedAcpLine::Noise => {
                 skipped += 1;
                 let first = shared.skip(&line);
                 if skipped == MOST_NOISE {
@@ -366,9 +372,9 @@ mod tests {
     use crate::provider::backend::BackendEvent;
 
     /// Returns the program's end of its output, and the state that the output changes.
-    fn reading() -> (DuplexStream, Arc<AcpShared>) {
+    fn reading() -> (DuplexStream, Arc<AcpSessionShared>) {
         let (program, ours) = duplex(1024);
-        let shared = AcpShared::new();
+        let shared = AcpSessionShared::new();
         shared.is_session("s");
         let state = Arc::clone(&shared);
         tokio::spawn(async move { read(ours, &AcpPeer::new().0, &state).await });

@@ -13,7 +13,7 @@ use crate::{
 
 /// The meaning of a line.
 #[derive(Debug, PartialEq)]
-pub(super) enum AcpLine {
+pub(super) enum ParsedAcpLine {
     /// The protocol's messages in the line, in order.
     Messages(Vec<AcpMessage>),
     /// Not a message.
@@ -23,7 +23,7 @@ pub(super) enum AcpLine {
 }
 
 /// Interprets a line.
-pub(super) fn classify(line: &[u8], peer: &AcpPeer) -> AcpLine {
+pub(super) fn classify(line: &[u8], peer: &AcpPeer) -> ParsedAcpLine {
     if !begins_like_a_message(line) {
         // The program may have written a message after other output on the same line. A log line that quotes a message
         // looks the same. Therefore, only a response is accepted here: processing a response twice does no harm.
@@ -32,7 +32,7 @@ pub(super) fn classify(line: &[u8], peer: &AcpPeer) -> AcpLine {
             Ok(Value::Object(object)) if !object.contains_key("method") => {
                 classify_values([object.into()], peer)
             }
-            _ => AcpLine::Noise,
+            _ => ParsedAcpLine::Noise,
         };
     }
     let read =
@@ -45,8 +45,8 @@ pub(super) fn classify(line: &[u8], peer: &AcpPeer) -> AcpLine {
     };
     match read(line).or_else(marked) {
         Ok(values) => classify_values(values, peer),
-        Err(_) if memmem::find(line, b"\"jsonrpc\"").is_some() => AcpLine::Damaged,
-        Err(_) => AcpLine::Noise,
+        Err(_) if memmem::find(line, b"\"jsonrpc\"").is_some() => ParsedAcpLine::Damaged,
+        Err(_) => ParsedAcpLine::Noise,
     }
 }
 
@@ -62,7 +62,7 @@ fn begins_like_a_message(line: &[u8]) -> bool {
     first.starts_with(b"{")
 }
 
-fn classify_values(values: impl IntoIterator<Item = Value>, peer: &AcpPeer) -> AcpLine {
+fn classify_values(values: impl IntoIterator<Item = Value>, peer: &AcpPeer) -> ParsedAcpLine {
     let (mut messages, mut is_protocol) = (Vec::new(), false);
     let objects = values.into_iter().flat_map(|value| match value {
         // The line is a batch of messages, which JSON-RPC defines, although the protocol does not.
@@ -81,7 +81,7 @@ fn classify_values(values: impl IntoIterator<Item = Value>, peer: &AcpPeer) -> A
             None => {}
         }
     }
-    if is_protocol || !messages.is_empty() { AcpLine::Messages(messages) } else { AcpLine::Noise }
+    if is_protocol || !messages.is_empty() { ParsedAcpLine::Messages(messages) } else { ParsedAcpLine::Noise }
 }
 
 fn message(mut object: Map<String, Value>, says_so: bool, peer: &AcpPeer) -> Option<AcpMessage> {
@@ -118,7 +118,7 @@ mod tests {
     use super::*;
 
     /// Returns the messages in a line. One request waits, whose id is written as `ID` in the line.
-    fn taken(line: &str) -> (AcpLine, Value) {
+    fn taken(line: &str) -> (ParsedAcpLine, Value) {
         let (peer, mut lines) = AcpPeer::new();
         peer.call("m", json!({}), |_| {}).unwrap();
         let request: Value = serde_json::from_str(&lines.try_recv().unwrap().0).unwrap();
@@ -128,7 +128,7 @@ mod tests {
 
     fn messages(line: &str) -> Vec<AcpMessage> {
         match taken(line).0 {
-            AcpLine::Messages(messages) => messages,
+            ParsedAcpLine::Messages(messages) => messages,
             other => panic!("{line}: {other:?}"),
         }
     }
@@ -142,7 +142,7 @@ mod tests {
             r#"{"jsonrpc":"2.0","id":ID,"result":7} {"jsonrpc":"2.0","id":2,"result":8}"#,
             r#"[info] sent {"jsonrpc":"2.0","id":ID,"result":7}"#,
         ] {
-            let (AcpLine::Messages(messages), number) = taken(line) else { panic!("{line}") };
+            let (ParsedAcpLine::Messages(messages), number) = taken(line) else { panic!("{line}") };
             let [AcpMessage::Response { id, answer: Ok(result) }] = &messages[..] else {
                 panic!("{messages:?}")
             };
@@ -200,12 +200,12 @@ mod tests {
             r#"[debug] got {"jsonrpc":"2.0","meth"#,
             "\u{fffd}",
         ] {
-            assert_eq!(taken(line).0, AcpLine::Noise, "{line}");
+            assert_eq!(taken(line).0, ParsedAcpLine::Noise, "{line}");
         }
         for line in
             [r#"{"jsonrpc":"2.0","id":"#, r#"[{"jsonrpc":"2.0","id":1}"#, r#"{"jsonrpc":"2.0","id":1} x"#]
         {
-            assert_eq!(taken(line).0, AcpLine::Damaged, "{line}");
+            assert_eq!(taken(line).0, ParsedAcpLine::Damaged, "{line}");
         }
     }
 }

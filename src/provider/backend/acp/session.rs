@@ -53,7 +53,7 @@ pub(super) struct AcpSession {
 }
 
 /// A session that is being opened.
-struct AcpSessionStart<'a> {
+struct AcpSessionOpening<'a> {
     backend: &'a AcpBackend,
     connection: AcpConnection,
     until: Instant,
@@ -69,7 +69,7 @@ pub(super) async fn open(
     let folder = backend.folder(options.folder()?)?;
     let connection = AcpConnection::open(backend.command(&folder), &backend.name)?;
     let until = moment_after(backend.start_limit);
-    let mut opening = AcpSessionStart { backend, connection, until, sign_in: Vec::new() };
+    let mut opening = AcpSessionOpening { backend, connection, until, sign_in: Vec::new() };
     let can = opening.initialize().await?;
     let servers: Result<Vec<WireServer>, _> =
         backend.servers.iter().map(|server| server.wire(&can.mcp_capabilities)).collect();
@@ -109,7 +109,7 @@ pub(super) async fn open(
     })
 }
 
-impl AcpSessionStart<'_> {
+impl AcpSessionOpening<'_> {
     async fn answer<A: DeserializeOwned>(
         &self,
         call: &'static str,
@@ -215,17 +215,17 @@ impl AcpSessionStart<'_> {
             return Ok(None);
         }
         match choice(&options, model) {
-            AcpModelChoice::Chosen => Ok(None),
-            AcpModelChoice::Choose { option, value } => {
+            AcpModelSelection::Chosen => Ok(None),
+            AcpModelSelection::Choose { option, value } => {
                 let request = SetSessionConfigOptionRequest::new(id.as_str().to_owned(), option, value);
                 let _: Value = self.ask("session/set_config_option", request).await?;
                 Ok(None)
             }
-            AcpModelChoice::None => Ok(Some(format!(
+            AcpModelSelection::None => Ok(Some(format!(
                 "the model `{model}` is ignored: `{}` offers no choice of models",
                 self.backend.name
             ))),
-            AcpModelChoice::Unknown(there) => Err(BackendError::Invalid(format!(
+            AcpModelSelection::Unknown(there) => Err(BackendError::Invalid(format!(
                 "`{}` has no model `{model}`; choose one of: {there}",
                 self.backend.name
             ))),
@@ -288,7 +288,7 @@ impl BackendSession for AcpSession {
 
 /// How a model is selected in a session.
 #[derive(Debug, PartialEq)]
-pub(super) enum AcpModelChoice {
+pub(super) enum AcpModelSelection {
     /// The model is already selected.
     Chosen,
     Choose {
@@ -301,7 +301,7 @@ pub(super) enum AcpModelChoice {
     Unknown(String),
 }
 
-pub(super) fn choice(options: &[SessionConfigOption], model: &str) -> AcpModelChoice {
+pub(super) fn choice(options: &[SessionConfigOption], model: &str) -> AcpModelSelection {
     let models = options.iter().find_map(|option| match &option.kind {
         SessionConfigKind::Select(select) if option.category == Some(SessionConfigOptionCategory::Model) => {
             Some((option, select))
@@ -309,7 +309,7 @@ pub(super) fn choice(options: &[SessionConfigOption], model: &str) -> AcpModelCh
         _ => None,
     });
     let Some((option, select)) = models else {
-        return AcpModelChoice::None;
+        return AcpModelSelection::None;
     };
     let values: Vec<_> = match &select.options {
         SessionConfigSelectOptions::Ungrouped(values) => values.iter().collect(),
@@ -319,13 +319,13 @@ pub(super) fn choice(options: &[SessionConfigOption], model: &str) -> AcpModelCh
         _ => Vec::new(),
     };
     if &*select.current_value.0 == model {
-        return AcpModelChoice::Chosen;
+        return AcpModelSelection::Chosen;
     }
     let Some(value) = values.iter().find(|value| &*value.value.0 == model || value.name == model) else {
         let ids: Vec<&str> = values.iter().map(|value| &*value.value.0).collect();
-        return AcpModelChoice::Unknown(ids.join(", "));
+        return AcpModelSelection::Unknown(ids.join(", "));
     };
-    AcpModelChoice::Choose { option: option.id.clone(), value: value.value.clone() }
+    AcpModelSelection::Choose { option: option.id.clone(), value: value.value.clone() }
 }
 
 #[cfg(test)]
@@ -344,10 +344,10 @@ mod tests {
                   { "value": "a", "name": "A" }, { "value": "b", "name": "Big" }] }] },
         ]))
         .unwrap();
-        assert_eq!(choice(&options, "a"), AcpModelChoice::Chosen);
-        let big = || AcpModelChoice::Choose { option: "llm".into(), value: "b".into() };
+        assert_eq!(choice(&options, "a"), AcpModelSelection::Chosen);
+        let big = || AcpModelSelection::Choose { option: "llm".into(), value: "b".into() };
         assert_eq!((choice(&options, "b"), choice(&options, "Big")), (big(), big()));
-        assert_eq!(choice(&options, "small"), AcpModelChoice::Unknown("a, b".to_owned()));
-        assert_eq!(choice(&options[..1], "a"), AcpModelChoice::None);
+        assert_eq!(choice(&options, "small"), AcpModelSelection::Unknown("a, b".to_owned()));
+        assert_eq!(choice(&options[..1], "a"), AcpModelSelection::None);
     }
 }

@@ -36,8 +36,8 @@ const MOST_STANDING: usize = 16;
 /// turn reports these characters in a warning.
 const LONGEST_LATE: usize = 2000;
 
-pub(super) struct AcpShared {
-    state: Mutex<AcpState>,
+pub(super) struct AcpSessionShared {
+    state: Mutex<AcpSessionState>,
     /// The reason why the session has ended. It is set only once, and only while `state` is locked.
     ended: watch::Sender<Option<BackendError>>,
     idle: watch::Sender<bool>,
@@ -48,7 +48,7 @@ pub(super) struct AcpShared {
 }
 
 #[derive(Default)]
-struct AcpState {
+struct AcpSessionState {
     session: Option<String>,
     sign_in: Vec<AuthMethod>,
     turn: Option<AcpTurn>,
@@ -89,7 +89,7 @@ impl AcpTurn {
     }
 }
 
-impl AcpShared {
+impl AcpSessionShared {
     pub(super) fn new() -> Arc<Self> {
         Arc::new(Self {
             state: Mutex::default(),
@@ -100,7 +100,7 @@ impl AcpShared {
         })
     }
 
-    fn lock(&self) -> MutexGuard<'_, AcpState> {
+    fn lock(&self) -> MutexGuard<'_, AcpSessionState> {
         lock(&self.state)
     }
 

@@ -1,9 +1,9 @@
 use futures_util::future::join;
 
-use super::{BackendUnderTest, CheckOutcome, answered, memory, soon, started, terminated};
+use super::{BackendUnderTest, PassedOrSkipped, answered, memory, soon, started, terminated};
 use crate::provider::backend::{BackendError, BackendSession, SessionId, SessionPosition};
 
-pub(super) async fn name_and_capabilities_are_constant(subject: &dyn BackendUnderTest) -> CheckOutcome {
+pub(super) async fn name_and_capabilities_are_constant(subject: &dyn BackendUnderTest) -> PassedOrSkipped {
     let backend = subject.backend();
     let before = (backend.name().to_owned(), backend.capabilities());
     assert!(
@@ -15,22 +15,22 @@ pub(super) async fn name_and_capabilities_are_constant(subject: &dyn BackendUnde
     answered(subject, &*session, subject.prompt()).await;
     terminated(subject, session).await;
     assert_eq!((backend.name().to_owned(), backend.capabilities()), before);
-    CheckOutcome::Made
+    PassedOrSkipped::Made
 }
 
-pub(super) async fn session_remembers(subject: &dyn BackendUnderTest) -> CheckOutcome {
+pub(super) async fn session_remembers(subject: &dyn BackendUnderTest) -> PassedOrSkipped {
     let Some(memory) = memory(subject) else {
-        return CheckOutcome::Skipped;
+        return PassedOrSkipped::Skipped;
     };
     let session = started(subject).await;
     answered(subject, &*session, memory.tell).await;
     let answer = answered(subject, &*session, memory.ask).await;
     assert!(answer.contains(memory.word), "the session forgot the word: {answer}");
     terminated(subject, session).await;
-    CheckOutcome::Made
+    PassedOrSkipped::Made
 }
 
-pub(super) async fn parallel_sessions_are_independent(subject: &dyn BackendUnderTest) -> CheckOutcome {
+pub(super) async fn parallel_sessions_are_independent(subject: &dyn BackendUnderTest) -> PassedOrSkipped {
     let (one, two) = join(started(subject), started(subject)).await;
     let prompt = || subject.prompt();
     join(answered(subject, &*one, prompt()), answered(subject, &*two, prompt())).await;
@@ -42,17 +42,17 @@ pub(super) async fn parallel_sessions_are_independent(subject: &dyn BackendUnder
     terminated(subject, one).await;
     answered(subject, &*two, subject.prompt()).await;
     terminated(subject, two).await;
-    CheckOutcome::Made
+    PassedOrSkipped::Made
 }
 
 fn id(session: &dyn BackendSession) -> SessionId {
     session.id().expect("a session that can be resumed or forked has an id after its first turn")
 }
 
-pub(super) async fn resume_continues_the_conversation(subject: &dyn BackendUnderTest) -> CheckOutcome {
+pub(super) async fn resume_continues_the_conversation(subject: &dyn BackendUnderTest) -> PassedOrSkipped {
     let (backend, options) = (subject.backend(), subject.options());
     if !backend.capabilities().resume {
-        return CheckOutcome::Skipped;
+        return PassedOrSkipped::Skipped;
     }
     let memory = memory(subject);
     let tell = memory.as_ref().map_or_else(|| subject.prompt(), |memory| memory.tell.clone());
@@ -69,13 +69,15 @@ pub(super) async fn resume_continues_the_conversation(subject: &dyn BackendUnder
         assert!(answer.contains(memory.word), "the resumed session forgot the word: {answer}");
     }
     terminated(subject, resumed).await;
-    CheckOutcome::Made
+    PassedOrSkipped::Made
 }
 
-pub(super) async fn resume_of_an_unknown_session_is_refused(subject: &dyn BackendUnderTest) -> CheckOutcome {
+pub(super) async fn resume_of_an_unknown_session_is_refused(
+    subject: &dyn BackendUnderTest,
+) -> PassedOrSkipped {
     let (backend, options) = (subject.backend(), subject.options());
     if !backend.capabilities().resume {
-        return CheckOutcome::Skipped;
+        return PassedOrSkipped::Skipped;
     }
     let nobody = SessionId::new("00000000-0000-4000-8000-000000000000");
     match soon(subject, "resume", backend.resume(&nobody, &options)).await {
@@ -83,13 +85,13 @@ pub(super) async fn resume_of_an_unknown_session_is_refused(subject: &dyn Backen
         Err(error) => panic!("an unknown id must be reported as `UnknownSession`, not as: {error}"),
         Ok(_) => panic!("a session that never existed was resumed"),
     }
-    CheckOutcome::Made
+    PassedOrSkipped::Made
 }
 
-pub(super) async fn fork_starts_at_its_position(subject: &dyn BackendUnderTest) -> CheckOutcome {
+pub(super) async fn fork_starts_at_its_position(subject: &dyn BackendUnderTest) -> PassedOrSkipped {
     let (backend, options) = (subject.backend(), subject.options());
     let Some(memory) = memory(subject).filter(|_| backend.capabilities().fork) else {
-        return CheckOutcome::Skipped;
+        return PassedOrSkipped::Skipped;
     };
     let session = started(subject).await;
     answered(subject, &*session, subject.prompt()).await;
@@ -109,5 +111,5 @@ pub(super) async fn fork_starts_at_its_position(subject: &dyn BackendUnderTest) 
     let answer = answered(subject, &*session, memory.ask).await;
     assert!(answer.contains(memory.word), "the fork changed the original session: {answer}");
     terminated(subject, session).await;
-    CheckOutcome::Made
+    PassedOrSkipped::Made
 }

@@ -1,25 +1,25 @@
-use super::{BackendUnderTest, CheckOutcome, answered, prompted, read, soon, started, terminated};
+use super::{BackendUnderTest, PassedOrSkipped, answered, prompted, read, soon, started, terminated};
 use crate::provider::backend::PermissionAnswer;
 
-pub(super) async fn turn_ends_in_one_terminal_event(subject: &dyn BackendUnderTest) -> CheckOutcome {
+pub(super) async fn turn_ends_in_one_terminal_event(subject: &dyn BackendUnderTest) -> PassedOrSkipped {
     let session = started(subject).await;
     answered(subject, &*session, subject.prompt()).await;
     terminated(subject, session).await;
-    CheckOutcome::Made
+    PassedOrSkipped::Made
 }
 
-pub(super) async fn turns_follow_one_another(subject: &dyn BackendUnderTest) -> CheckOutcome {
+pub(super) async fn turns_follow_one_another(subject: &dyn BackendUnderTest) -> PassedOrSkipped {
     let session = started(subject).await;
     for _ in 0..3 {
         answered(subject, &*session, subject.prompt()).await;
     }
     terminated(subject, session).await;
-    CheckOutcome::Made
+    PassedOrSkipped::Made
 }
 
-pub(super) async fn tool_results_follow_their_uses(subject: &dyn BackendUnderTest) -> CheckOutcome {
+pub(super) async fn tool_results_follow_their_uses(subject: &dyn BackendUnderTest) -> PassedOrSkipped {
     let Some(prompt) = subject.tool_prompt() else {
-        return CheckOutcome::Skipped;
+        return PassedOrSkipped::Skipped;
     };
     let session = started(subject).await;
     let events = prompted(subject, &*session, prompt).await;
@@ -27,14 +27,14 @@ pub(super) async fn tool_results_follow_their_uses(subject: &dyn BackendUnderTes
     ended.result.expect("the turn ends in a result");
     assert!(ended.tools > 0, "the turn must run a tool");
     terminated(subject, session).await;
-    CheckOutcome::Made
+    PassedOrSkipped::Made
 }
 
 /// Runs a turn and gives all its requests for permission the same answer. The turn must end with a result, and the
 /// session must then accept another prompt.
-async fn decided(subject: &dyn BackendUnderTest, answer: PermissionAnswer) -> CheckOutcome {
+async fn decided(subject: &dyn BackendUnderTest, answer: PermissionAnswer) -> PassedOrSkipped {
     let Some(prompt) = subject.asking_prompt() else {
-        return CheckOutcome::Skipped;
+        return PassedOrSkipped::Skipped;
     };
     let session = started(subject).await;
     let events = prompted(subject, &*session, prompt).await;
@@ -47,20 +47,22 @@ async fn decided(subject: &dyn BackendUnderTest, answer: PermissionAnswer) -> Ch
     assert!(asked > 0, "the turn must ask for permission");
     answered(subject, &*session, subject.prompt()).await;
     terminated(subject, session).await;
-    CheckOutcome::Made
+    PassedOrSkipped::Made
 }
 
-pub(super) async fn permission_allowed_continues_the_turn(subject: &dyn BackendUnderTest) -> CheckOutcome {
+pub(super) async fn permission_allowed_continues_the_turn(subject: &dyn BackendUnderTest) -> PassedOrSkipped {
     decided(subject, PermissionAnswer::Allow).await
 }
 
-pub(super) async fn permission_rejected_continues_the_turn(subject: &dyn BackendUnderTest) -> CheckOutcome {
+pub(super) async fn permission_rejected_continues_the_turn(
+    subject: &dyn BackendUnderTest,
+) -> PassedOrSkipped {
     decided(subject, PermissionAnswer::Reject("not today".to_owned())).await
 }
 
-pub(super) async fn turn_that_asks_can_be_cancelled(subject: &dyn BackendUnderTest) -> CheckOutcome {
+pub(super) async fn turn_that_asks_can_be_cancelled(subject: &dyn BackendUnderTest) -> PassedOrSkipped {
     let Some(prompt) = subject.asking_prompt() else {
-        return CheckOutcome::Skipped;
+        return PassedOrSkipped::Skipped;
     };
     let session = started(subject).await;
     let mut events = prompted(subject, &*session, prompt).await;
@@ -69,5 +71,5 @@ pub(super) async fn turn_that_asks_can_be_cancelled(subject: &dyn BackendUnderTe
     soon(subject, "cancel", session.cancel()).await.expect("a turn that asks can be cancelled");
     answered(subject, &*session, subject.prompt()).await;
     terminated(subject, session).await;
-    CheckOutcome::Made
+    PassedOrSkipped::Made
 }

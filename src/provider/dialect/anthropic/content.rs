@@ -33,14 +33,14 @@ struct AnthropicMessage {
 }
 
 struct AnthropicBlock {
-    kind: AnthropicBlockRole,
+    kind: AnthropicBlockKind,
     value: AnthropicObject,
     /// Whether the next requests contain the block too.
     lasts: bool,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum AnthropicBlockRole {
+enum AnthropicBlockKind {
     /// Text, attachments and tool uses.
     Plain,
     ToolResult,
@@ -112,7 +112,7 @@ pub(super) fn messages(
     // The service rejects an assistant message that ends in thinking, so remove such thinking. A response that was cut
     // off can end in this way.
     for turn in turns.iter_mut().filter(|turn| turn.role == Role::Assistant) {
-        while turn.blocks.last().is_some_and(|block| block.kind == AnthropicBlockRole::Thinking) {
+        while turn.blocks.last().is_some_and(|block| block.kind == AnthropicBlockKind::Thinking) {
             turn.blocks.pop();
         }
     }
@@ -127,7 +127,7 @@ pub(super) fn messages(
     });
     // Tool results come first in their message, because otherwise the service does not find them. The sort is stable.
     for turn in turns.iter_mut().filter(|turn| turn.role == Role::User) {
-        turn.blocks.sort_by_key(|block| block.kind != AnthropicBlockRole::ToolResult);
+        turn.blocks.sort_by_key(|block| block.kind != AnthropicBlockKind::ToolResult);
     }
     if let Some(AnthropicMessage { role: Role::Assistant, blocks }) = turns.last_mut() {
         trim_end(blocks);
@@ -189,7 +189,7 @@ fn breakpoints_of(block: &AnthropicObject) -> usize {
 impl AnthropicBlock {
     /// Returns whether the service accepts a cache breakpoint on the block.
     fn carries_breakpoint(&self) -> bool {
-        matches!(self.kind, AnthropicBlockRole::Plain | AnthropicBlockRole::ToolResult)
+        matches!(self.kind, AnthropicBlockKind::Plain | AnthropicBlockKind::ToolResult)
     }
 }
 
@@ -207,7 +207,7 @@ impl AnthropicMessage {
 /// Removes the white space at the end of an assistant message that ends the conversation and that the model continues.
 /// The service rejects such white space.
 fn trim_end(blocks: &mut [AnthropicBlock]) {
-    if let Some(AnthropicBlock { kind: AnthropicBlockRole::Plain, value, .. }) = blocks.last_mut()
+    if let Some(AnthropicBlock { kind: AnthropicBlockKind::Plain, value, .. }) = blocks.last_mut()
         && let Some(Value::String(text)) = value.get_mut("text")
     {
         text.truncate(text.trim_end().len());
@@ -225,12 +225,12 @@ fn drop_unanswered(turns: &mut [AnthropicMessage]) {
     let Some((last, mut earlier)) = turns.split_last() else {
         return;
     };
-    if last.blocks.iter().all(|block| block.kind == AnthropicBlockRole::ToolResult) {
+    if last.blocks.iter().all(|block| block.kind == AnthropicBlockKind::ToolResult) {
         earlier = earlier.split_last().map_or(earlier, |(_, earlier)| earlier);
     }
     let own_use = |block: &AnthropicBlock| {
         let kind = block.value.get("type").and_then(Value::as_str);
-        block.kind == AnthropicBlockRole::Opaque && matches!(kind, Some("server_tool_use" | "mcp_tool_use"))
+        block.kind == AnthropicBlockKind::Opaque && matches!(kind, Some("server_tool_use" | "mcp_tool_use"))
     };
     if !earlier.iter().flat_map(|turn| &turn.blocks).any(own_use) {
         return;
@@ -284,13 +284,13 @@ impl AnthropicHistoryEncoder<'_> {
         message: &Message,
         native: bool,
         content: &Content,
-    ) -> Result<Option<(AnthropicBlockRole, AnthropicObject)>, ProviderError> {
+    ) -> Result<Option<(AnthropicBlockKind, AnthropicObject)>, ProviderError> {
         let block = match (content, message.role) {
             (Content::Text(text), _) => {
                 let citations = text.signature.as_deref().filter(|_| native).and_then(citations);
                 text_block(&text.text).map(|mut value| {
                     value.extend(citations.map(|citations| ("citations".to_owned(), citations)));
-                    (AnthropicBlockRole::Plain, value)
+                    (AnthropicBlockKind::Plain, value)
                 })
             }
             (Content::Thinking(thinking), Role::Assistant) if native && self.keeps_thinking => {
@@ -302,25 +302,25 @@ impl AnthropicHistoryEncoder<'_> {
                     }
                     (None, None) => None,
                 };
-                value.map(|value| (AnthropicBlockRole::Thinking, object(value)))
+                value.map(|value| (AnthropicBlockKind::Thinking, object(value)))
             }
             (Content::Attachment(attachment), Role::Assistant) => {
                 let why = "the Messages wire format does not support files in assistant messages";
                 let text = mention(self.request, message, attachment, why)?;
-                text_block(&text).map(|value| (AnthropicBlockRole::Plain, value))
+                text_block(&text).map(|value| (AnthropicBlockKind::Plain, value))
             }
             (Content::Attachment(attachment), Role::User) => {
                 let value = self.attachment(attachment)?;
-                value.map(|value| (AnthropicBlockRole::Plain, value))
+                value.map(|value| (AnthropicBlockKind::Plain, value))
             }
             (Content::ToolUse(tool_use), Role::Assistant) => {
-                Some((AnthropicBlockRole::Plain, self.tool_use(tool_use, native)))
+                Some((AnthropicBlockKind::Plain, self.tool_use(tool_use, native)))
             }
             (Content::ToolResult(result), Role::User) if !self.void.contains(&result.tool_use_id) => {
-                Some((AnthropicBlockRole::ToolResult, self.tool_result(result)?))
+                Some((AnthropicBlockKind::ToolResult, self.tool_result(result)?))
             }
             (Content::ProviderItem(item), _) if item.format == NAME => match &item.data {
-                Value::Object(value) => Some((AnthropicBlockRole::Opaque, value.clone())),
+                Value::Object(value) => Some((AnthropicBlockKind::Opaque, value.clone())),
                 _ => None,
             },
             _ => None,

@@ -31,7 +31,7 @@ struct AnthropicEvent<'a> {
     kind: StrictText<'a>,
     index: Option<u64>,
     #[serde(borrow)]
-    delta: Option<AnthropicDelta<'a>>,
+    delta: Option<AnthropicEventDelta<'a>>,
     content_block: Option<Value>,
     #[serde(borrow)]
     message: Option<AnthropicMessageStart<'a>>,
@@ -58,7 +58,7 @@ impl AnthropicEvent<'_> {
 
 /// The delta of a `content_block_delta` or a `message_delta`.
 #[derive(Deserialize)]
-struct AnthropicDelta<'a> {
+struct AnthropicEventDelta<'a> {
     #[serde(rename = "type", borrow, default)]
     kind: StrictText<'a>,
     #[serde(borrow, default)]
@@ -86,7 +86,7 @@ enum AnthropicDeltaContent<'a> {
     Unknown,
 }
 
-impl<'a> AnthropicDelta<'a> {
+impl<'a> AnthropicEventDelta<'a> {
     /// Returns the kind that the delta names, and the content that it adds.
     fn into_parts(self) -> (StrictText<'a>, AnthropicDeltaContent<'a>) {
         let body = match &*self.kind {
@@ -171,7 +171,7 @@ pub(super) struct AnthropicDecoder {
     phase: AnthropicDecoderPhase,
     /// The blocks so far, including void blocks. The position of a block, without the void blocks, is its index in the
     /// message.
-    blocks: Vec<AnthropicOpenBlock>,
+    blocks: Vec<AnthropicDecoderBlock>,
     /// The number of blocks at the start that are void, because another model has taken over from the model that wrote
     /// them.
     void: usize,
@@ -202,16 +202,16 @@ enum AnthropicDecoderPhase {
 }
 
 #[derive(Debug)]
-struct AnthropicOpenBlock {
+struct AnthropicDecoderBlock {
     /// The index of the block on the wire. Indices may have gaps. `None` if the start of the message already contained
     /// the complete block.
     wire: Option<u64>,
     open: bool,
-    kind: AnthropicOpenBlockKind,
+    kind: AnthropicDecoderBlockKind,
 }
 
 #[derive(Debug)]
-enum AnthropicOpenBlockKind {
+enum AnthropicDecoderBlockKind {
     Text,
     /// Thinking, with the signature of the start event. This signature is used only if no delta has a signature.
     Thinking(Option<String>),
@@ -283,7 +283,7 @@ impl AnthropicDecoder {
             "content_block_stop" => {
                 // Some gateways send this event twice. The second one loses no data.
                 let has_index =
-                    |block: &AnthropicOpenBlock| event.index.is_some() && block.wire == event.index;
+                    |block: &AnthropicDecoderBlock| event.index.is_some() && block.wire == event.index;
                 if !self.blocks.iter().any(|block| has_index(block) && !block.open) {
                     let position = self.open_block(event.index, data)?;
                     self.end_block(position, deltas);
@@ -439,25 +439,25 @@ impl AnthropicDecoder {
                 parts.push(Part::Text(text("text")?));
                 let citations = block.get("citations").and_then(Value::as_array);
                 parts.extend(citations.into_iter().flatten().map(citation));
-                (BlockStart::Text, AnthropicOpenBlockKind::Text)
+                (BlockStart::Text, AnthropicDecoderBlockKind::Text)
             }
             "thinking" => {
                 parts.push(Part::Text(text("thinking")?));
                 let signature = text("signature")?;
                 (
                     BlockStart::Thinking,
-                    AnthropicOpenBlockKind::Thinking((!signature.is_empty()).then_some(signature)),
+                    AnthropicDecoderBlockKind::Thinking((!signature.is_empty()).then_some(signature)),
                 )
             }
             "redacted_thinking" => {
                 parts.push(Part::Redacted(text("data")?));
-                (BlockStart::Thinking, AnthropicOpenBlockKind::Redacted)
+                (BlockStart::Thinking, AnthropicDecoderBlockKind::Redacted)
             }
             "tool_use" => {
                 let caller = block.get("caller").filter(|caller| is_foreign_caller(caller));
                 parts.extend(caller.map(|caller| Part::Signature(caller.to_string())));
                 let start = BlockStart::ToolUse { id: text("id")?.into(), name: text("name")? };
-                (start, AnthropicOpenBlockKind::ToolUse(whole_input(block.get("input"))))
+                (start, AnthropicDecoderBlockKind::ToolUse(whole_input(block.get("input"))))
             }
             "" => return Err(quoted("a block starts without a type", data)),
             kind => {
@@ -468,11 +468,11 @@ impl AnthropicDecoder {
                 let item = ProviderItem { format: NAME.to_owned(), data: Value::Object(block.clone()) };
                 (
                     BlockStart::ProviderItem(item),
-                    AnthropicOpenBlockKind::Item(Box::new(AnthropicGrowingItem::new(block.clone()))),
+                    AnthropicDecoderBlockKind::Item(Box::new(AnthropicGrowingItem::new(block.clone()))),
                 )
             }
         };
-        self.blocks.push(AnthropicOpenBlock { wire, open: true, kind });
+        self.blocks.push(AnthropicDecoderBlock { wire, open: true, kind });
         let index = position - self.void;
         deltas.push(Delta::Start { index, block });
         parts.retain(|part| !matches!(part, Part::Text(text) | Part::Redacted(text) if text.is_empty()));
@@ -537,7 +537,7 @@ impl AnthropicDecoder {
             // from the blocks.
             let counting = &self.blocks[self.void..];
             let uses_tools =
-                counting.iter().any(|block| matches!(block.kind, AnthropicOpenBlockKind::ToolUse(_)));
+                counting.iter().any(|block| matches!(block.kind, AnthropicDecoderBlockKind::ToolUse(_)));
             deltas.push(Delta::stop(if uses_tools { StopReason::ToolUse } else { StopReason::Stop }));
         }
         self.phase = AnthropicDecoderPhase::Done;
@@ -552,7 +552,7 @@ impl AnthropicDecoder {
         };
         let (kind, body) = delta.into_parts();
         if matches!(body, AnthropicDeltaContent::Unknown)
-            || matches!(self.blocks[position].kind, AnthropicOpenBlockKind::Item(_))
+            || matches!(self.blocks[position].kind, AnthropicDecoderBlockKind::Item(_))
         {
             if kind.is_empty() {
                 return Err(quoted("a delta without a type", data));
@@ -560,29 +560,29 @@ impl AnthropicDecoder {
             return self.unknown_delta(position, data);
         }
         let part = match (&mut self.blocks[position].kind, body) {
-            (AnthropicOpenBlockKind::Text, AnthropicDeltaContent::Text(text))
-            | (AnthropicOpenBlockKind::Thinking(_), AnthropicDeltaContent::Thinking(text)) => {
+            (AnthropicDecoderBlockKind::Text, AnthropicDeltaContent::Text(text))
+            | (AnthropicDecoderBlockKind::Thinking(_), AnthropicDeltaContent::Thinking(text)) => {
                 Part::Text(text.into())
             }
-            (AnthropicOpenBlockKind::Text, AnthropicDeltaContent::Citation(value)) => citation(&value),
-            (AnthropicOpenBlockKind::Thinking(whole), AnthropicDeltaContent::Signature(text))
+            (AnthropicDecoderBlockKind::Text, AnthropicDeltaContent::Citation(value)) => citation(&value),
+            (AnthropicDecoderBlockKind::Thinking(whole), AnthropicDeltaContent::Signature(text))
                 if !text.is_empty() =>
             {
                 *whole = None;
                 Part::Signature(text.into())
             }
-            (AnthropicOpenBlockKind::ToolUse(whole), AnthropicDeltaContent::Input(text))
+            (AnthropicDecoderBlockKind::ToolUse(whole), AnthropicDeltaContent::Input(text))
                 if !text.is_empty() =>
             {
                 *whole = None;
                 Part::Input(text.into())
             }
-            (AnthropicOpenBlockKind::Thinking(_), AnthropicDeltaContent::Signature(_))
-            | (AnthropicOpenBlockKind::ToolUse(_), AnthropicDeltaContent::Input(_)) => {
+            (AnthropicDecoderBlockKind::Thinking(_), AnthropicDeltaContent::Signature(_))
+            | (AnthropicDecoderBlockKind::ToolUse(_), AnthropicDeltaContent::Input(_)) => {
                 return Ok(());
             }
             // SGLang sends a line feed after the input of a tool use.
-            (AnthropicOpenBlockKind::ToolUse(_), AnthropicDeltaContent::Text(text))
+            (AnthropicDecoderBlockKind::ToolUse(_), AnthropicDeltaContent::Text(text))
                 if text.trim().is_empty() =>
             {
                 return Ok(());
@@ -610,13 +610,13 @@ impl AnthropicDecoder {
     /// Decodes a delta whose own kind is unknown, or whose block is a provider item. A provider item collects its
     /// deltas. Other blocks ignore unknown deltas.
     fn unknown_delta(&mut self, position: usize, data: &str) -> DecodeResult {
-        if !matches!(self.blocks[position].kind, AnthropicOpenBlockKind::Item(_)) {
+        if !matches!(self.blocks[position].kind, AnthropicDecoderBlockKind::Item(_)) {
             return Ok(());
         }
         self.gather(data.len(), data)?;
         let mut event: Map<String, Value> = serde_json::from_str(data)
             .map_err(|cause| quoted("an event is not a JSON object", data).with_source(cause))?;
-        if let (AnthropicOpenBlockKind::Item(item), Some(Value::Object(delta))) =
+        if let (AnthropicDecoderBlockKind::Item(item), Some(Value::Object(delta))) =
             (&mut self.blocks[position].kind, event.remove("delta"))
         {
             item.extend(delta);
@@ -627,10 +627,10 @@ impl AnthropicDecoder {
     /// Emits the data that a block holds back until its end.
     fn complete(&mut self, position: usize, deltas: &mut Vec<Delta>) {
         let part = match &mut self.blocks[position].kind {
-            AnthropicOpenBlockKind::Thinking(whole) => whole.take().map(Part::Signature),
-            AnthropicOpenBlockKind::ToolUse(whole) => whole.take().map(Part::Input),
-            AnthropicOpenBlockKind::Item(item) => item.take().map(Part::Item),
-            AnthropicOpenBlockKind::Text | AnthropicOpenBlockKind::Redacted => None,
+            AnthropicDecoderBlockKind::Thinking(whole) => whole.take().map(Part::Signature),
+            AnthropicDecoderBlockKind::ToolUse(whole) => whole.take().map(Part::Input),
+            AnthropicDecoderBlockKind::Item(item) => item.take().map(Part::Item),
+            AnthropicDecoderBlockKind::Text | AnthropicDecoderBlockKind::Redacted => None,
         };
         deltas.extend(part.and_then(|part| self.extension(position, part)));
     }

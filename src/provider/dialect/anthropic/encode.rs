@@ -515,11 +515,11 @@ fn has_none(properties: Option<&Value>) -> bool {
 
 /// Returns whether the schema contains a reference that is recursive or that cannot be resolved.
 fn is_recursive(root: &Value) -> bool {
-    let mut references = AnthropicSchemaReferences { root, open: Vec::new(), done: HashSet::new() };
+    let mut references = AnthropicSchemaRecursionCheck { root, open: Vec::new(), done: HashSet::new() };
     references.lead_back(root)
 }
 
-struct AnthropicSchemaReferences<'a> {
+struct AnthropicSchemaRecursionCheck<'a> {
     root: &'a Value,
     /// The references that are being followed.
     open: Vec<&'a str>,
@@ -527,7 +527,7 @@ struct AnthropicSchemaReferences<'a> {
     done: HashSet<&'a str>,
 }
 
-impl<'a> AnthropicSchemaReferences<'a> {
+impl<'a> AnthropicSchemaRecursionCheck<'a> {
     fn lead_back(&mut self, schema: &'a Value) -> bool {
         references(schema).into_iter().any(|(_, reference)| self.leads_back(reference))
     }

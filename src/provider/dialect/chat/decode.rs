@@ -18,10 +18,11 @@ use crate::{
             Decoder, Frame,
             decoding::{
                 DIFFERS, DecodeResult, ImplicitResponseBlocks, ReceivedTextDigest, ResponseAlternatives,
-                ResponseMetadata, StrayEvents, TextBlockKind, continues, parse, skip_unreadable, tamed,
+                ResponseMetadata, TextBlockKind, UnrelatedStreamEvents, continues, parse, skip_unreadable,
+                tamed,
             },
             error::{self, is_error},
-            lenient::{LatestUsage, LenientCount, LenientText, ReportedUsage, Scalar, StrictText},
+            lenient::{AnyJsonValue, LatestUsage, LenientInteger, LenientText, ReportedUsage, StrictText},
         },
     },
 };
@@ -58,7 +59,7 @@ struct ChatChunk<'a> {
 #[derive(Deserialize)]
 struct ChatChoice<'a> {
     #[serde(default)]
-    index: LenientCount,
+    index: LenientInteger,
     #[serde(borrow, default)]
     delta: Option<Box<ChatDelta<'a>>>,
     /// The message of a whole response, which has no `delta`. In a stream, some services repeat the response so far in
@@ -80,7 +81,7 @@ struct ChatChoice<'a> {
 #[derive(Deserialize)]
 struct ChatDelta<'a> {
     #[serde(borrow, default)]
-    content: ChatParts<'a>,
+    content: ChatTextOrParts<'a>,
     #[serde(borrow, default)]
     reasoning_content: LenientText<'a>,
     #[serde(borrow, default)]
@@ -113,7 +114,7 @@ struct ChatDelta<'a> {
 #[derive(Default, Deserialize)]
 struct ChatToolCall<'a> {
     #[serde(default)]
-    index: LenientCount,
+    index: LenientInteger,
     #[serde(borrow, default)]
     id: LenientText<'a>,
     #[serde(borrow, default)]
@@ -137,16 +138,16 @@ struct ChatFunction<'a> {
 
 /// A text, or a list of parts that together form a text. Mistral sends such lists, with `text` and `thinking` parts.
 #[derive(Default)]
-struct ChatParts<'a> {
+struct ChatTextOrParts<'a> {
     text: LenientText<'a>,
     thinking: Option<Box<str>>,
 }
 
-impl<'de: 'a, 'a> Deserialize<'de> for ChatParts<'a> {
+impl<'de: 'a, 'a> Deserialize<'de> for ChatTextOrParts<'a> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        Ok(match Scalar::<Value>::deserialize(deserializer)? {
-            Scalar::Text(text) => Self { text: LenientText::from(text), thinking: None },
-            Scalar::Structure(parts) => {
+        Ok(match AnyJsonValue::<Value>::deserialize(deserializer)? {
+            AnyJsonValue::Text(text) => Self { text: LenientText::from(text), thinking: None },
+            AnyJsonValue::Structure(parts) => {
                 let (mut text, mut thinking) = (String::new(), String::new());
                 gather(&parts, false, &mut text, &mut thinking);
                 let thinking = (!thinking.is_empty()).then(|| thinking.into_boxed_str());
@@ -181,7 +182,7 @@ fn gather(part: &Value, in_thinking: bool, text: &mut String, thinking: &mut Str
 pub(super) struct ChatDecoder {
     keep_details: bool,
     alternatives: ResponseAlternatives,
-    strays: StrayEvents,
+    strays: UnrelatedStreamEvents,
     blocks: ImplicitResponseBlocks,
     calls: ChatCalls,
     details: ChatReasoningDetails,
@@ -284,15 +285,15 @@ impl ChatDecoder {
     /// Removes the content that was streamed from a message that repeats the whole response. MiniMax ends its streams
     /// with such a message. Images and tool calls are compared later.
     fn keep_rest(&mut self, whole: &mut ChatDelta<'_>, deltas: &mut Vec<Delta>) {
-        let names = [&mut whole.reasoning_content, &mut whole.reasoning, &mut whole.reasoning_text];
-        let named = names.map(std::mem::take).into_iter().find_map(LenientText::into_text);
+        let fields = [&mut whole.reasoning_content, &mut whole.reasoning, &mut whole.reasoning_text];
+        let named = fields.map(std::mem::take).into_iter().find_map(LenientText::into_text);
         let parts = [named.as_deref(), whole.content.thinking.as_deref()];
         let (thinking, text) = (parts.map(Option::unwrap_or_default).concat(), whole.content.text.as_str());
         let rest = |received: &ReceivedTextDigest, whole: &str| {
             LenientText::from(Cow::Owned(received.rest(whole).unwrap_or_default().to_owned()))
         };
         let differs = self.text.differs(text) || self.thinking.differs(&thinking);
-        whole.content = ChatParts { text: rest(&self.text, text), thinking: None };
+        whole.content = ChatTextOrParts { text: rest(&self.text, text), thinking: None };
         whole.reasoning = rest(&self.thinking, &thinking);
         if differs && !std::mem::replace(&mut self.warned, true) {
             deltas.push(Delta::warning(DIFFERS));
@@ -364,7 +365,7 @@ impl ChatDecoder {
         }
         match piece.function_call {
             Some(function) if none => {
-                let index = LenientCount(Some(0));
+                let index = LenientInteger(Some(0));
                 let call = ChatToolCall { index, function: Some(*function), ..ChatToolCall::default() };
                 self.call(call, repeats.and(Some(0)), repeats, deltas)
             }

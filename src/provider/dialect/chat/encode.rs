@@ -17,7 +17,7 @@ use crate::{
                 self, budget_of, cache_control, effort_name, effort_word, is_forced, mention, placeholder,
             },
             names::{NAME_LIMIT, ToolNames, hash},
-            output::{self, OutputFormat},
+            output::{self, JsonObjectOrSchema},
             tool_schema::tool_schema,
         },
     },
@@ -184,8 +184,8 @@ impl ChatEncoder<'_> {
         };
         let format = match output::format(self.output, output, &mut self.out) {
             None => return,
-            Some(OutputFormat::Object) => json!({"type": "json_object"}),
-            Some(OutputFormat::Schema(schema, strict)) => {
+            Some(JsonObjectOrSchema::Object) => json!({"type": "json_object"}),
+            Some(JsonObjectOrSchema::Schema(schema, strict)) => {
                 let name = output::schema_name(output);
                 json!({"type": "json_schema", "json_schema": {"name": name, "schema": schema, "strict": strict}})
             }

@@ -18,10 +18,11 @@ use crate::{
             Decoder, Frame,
             decoding::{
                 DecodeResult, ImplicitResponseBlocks, ResponseAlternatives, ResponseMetadata,
-                ResponseToolCallIds, StrayEvents, TextBlockKind, bad, continues, skip_unreadable, tamed,
+                ResponseToolCallIds, TextBlockKind, UnrelatedStreamEvents, bad, continues, skip_unreadable,
+                tamed,
             },
             error::{self, is_error},
-            lenient::{LatestUsage, LenientCount, LenientText, ReportedUsage, ToolCallArguments},
+            lenient::{LatestUsage, LenientInteger, LenientText, ReportedUsage, ToolCallArguments},
         },
     },
 };
@@ -51,7 +52,7 @@ struct GeminiChunk<'a> {
 #[serde(rename_all = "camelCase")]
 struct GeminiCandidate<'a> {
     #[serde(default)]
-    index: LenientCount,
+    index: LenientInteger,
     #[serde(borrow, default)]
     content: Option<GeminiContent<'a>>,
     #[serde(borrow, default)]
@@ -165,9 +166,10 @@ fn parse_chunks(data: &str) -> Result<Vec<GeminiChunk<'_>>, serde_json::Error> {
 /// The wire format has no terminal event. A response is complete after a chunk with a finish reason or with the reason
 /// why the prompt was blocked. A usage report may follow. If content follows, it needs another finish reason.
 #[derive(Default)]
+#[expect(clippy::struct_excessive_bools, reason = "they are independent facts")]
 pub(super) struct GeminiDecoder {
     alternatives: ResponseAlternatives,
-    strays: StrayEvents,
+    strays: UnrelatedStreamEvents,
     blocks: ImplicitResponseBlocks,
     ids: ResponseToolCallIds,
     /// The call whose arguments are not complete yet.

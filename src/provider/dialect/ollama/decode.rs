@@ -11,8 +11,8 @@ use crate::{
         dialect::{
             Decoder, Frame,
             decoding::{
-                DecodeResult, ImplicitResponseBlocks, ResponseToolCallIds, StrayEvents, TextBlockKind, bad,
-                parse, skip_unreadable, tamed,
+                DecodeResult, ImplicitResponseBlocks, ResponseToolCallIds, TextBlockKind,
+                UnrelatedStreamEvents, bad, parse, skip_unreadable, tamed,
             },
             error::{self, is_error},
             lenient::{LatestUsage, LenientText, ReportedUsage, ToolCallArguments},
@@ -74,7 +74,7 @@ struct OllamaFunction<'a> {
 /// Decodes one response. The response is a stream of lines up to the line with `done`, or one object.
 #[derive(Default)]
 pub(super) struct OllamaDecoder {
-    strays: StrayEvents,
+    strays: UnrelatedStreamEvents,
     blocks: ImplicitResponseBlocks,
     ids: ResponseToolCallIds,
     /// The time at which the response began, according to the server's clock. `None` before the first line of the

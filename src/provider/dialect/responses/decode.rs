@@ -10,7 +10,7 @@ use super::{
     NAME,
     item::{
         self, RepeatedTextMatch, ResponsesBlockEmitter, ResponsesFunctionCall, ResponsesItem,
-        ResponsesItemKind, ResponsesItemState, ResponsesReasoningItem, ResponsesReasoningKind, list, text,
+        ResponsesItemContent, ResponsesItemKind, ResponsesReasoningItem, ResponsesReasoningKind, list, text,
     },
 };
 use crate::{
@@ -23,7 +23,7 @@ use crate::{
                 DIFFERS, DecodeResult, ResponseMetadata, bad, is_keep_alive, may_be_own, parse, tamed,
             },
             error::{self, is_error},
-            lenient::{LatestUsage, LenientCount, LenientText, ReportedUsage},
+            lenient::{LatestUsage, LenientInteger, LenientText, ReportedUsage},
             names::hash,
         },
     },
@@ -40,11 +40,11 @@ struct ResponsesEvent<'a> {
     #[serde(borrow, default)]
     item_id: LenientText<'a>,
     #[serde(default)]
-    output_index: LenientCount,
+    output_index: LenientInteger,
     #[serde(default)]
-    content_index: LenientCount,
+    content_index: LenientInteger,
     #[serde(default)]
-    summary_index: LenientCount,
+    summary_index: LenientInteger,
     #[serde(borrow, default)]
     delta: LenientText<'a>,
     /// The complete text of a part, after its deltas.
@@ -323,7 +323,7 @@ impl ResponsesItems {
     fn has_calls(&self) -> bool {
         self.items
             .iter()
-            .any(|item| matches!(&item.state, ResponsesItemState::Call(call) if call.is_emitted()))
+            .any(|item| matches!(&item.state, ResponsesItemContent::Call(call) if call.is_emitted()))
     }
 
     /// Begins an item. If the item is already known, and is a call whose block has not started, starts the block.
@@ -344,7 +344,7 @@ impl ResponsesItems {
         };
         // The arguments of a tool call may have arrived before the item of the call, so the block of the call may start
         // now.
-        if let ResponsesItemState::Call(call) = &mut self.items[at].state {
+        if let ResponsesItemContent::Call(call) = &mut self.items[at].state {
             call.start(whole, &mut ResponsesBlockEmitter { count: &mut self.blocks, deltas });
         }
         self.check_blocks()
@@ -363,18 +363,20 @@ impl ResponsesItems {
         let mut blocks = ResponsesBlockEmitter { count: &mut self.blocks, deltas };
         let (mut kept, mut call_id) = (place.id.len(), "");
         let state = match ResponsesItemKind::of(whole) {
-            ResponsesItemKind::Message => ResponsesItemState::Message(Vec::new()),
-            ResponsesItemKind::Reasoning => ResponsesItemState::Reasoning(ResponsesReasoningItem::default()),
+            ResponsesItemKind::Message => ResponsesItemContent::Message(Vec::new()),
+            ResponsesItemKind::Reasoning => {
+                ResponsesItemContent::Reasoning(ResponsesReasoningItem::default())
+            }
             ResponsesItemKind::Call => {
                 call_id = text(whole, "call_id");
                 let mut call = ResponsesFunctionCall::holding(item::arguments(whole).unwrap_or_default());
                 call.start(whole, &mut blocks);
                 kept += call_id.len() + call.held();
-                ResponsesItemState::Call(call)
+                ResponsesItemContent::Call(call)
             }
             ResponsesItemKind::Opaque => {
                 let item = ProviderItem::new(NAME, whole.clone());
-                ResponsesItemState::Opaque { block: blocks.start(BlockStart::ProviderItem(item)) }
+                ResponsesItemContent::Opaque { block: blocks.start(BlockStart::ProviderItem(item)) }
             }
         };
         self.keep(kept)?;
@@ -440,13 +442,13 @@ impl ResponsesItems {
             || self.items.iter().rposition(|item| place.index.is_some() && item.index == place.index);
         let at = self.ids.get(place.id).copied().or_else(at_index);
         match (at.map(|at| &mut self.items[at].state), part) {
-            (Some(ResponsesItemState::Message(sections)), Some(part)) => {
+            (Some(ResponsesItemContent::Message(sections)), Some(part)) => {
                 if sections.len() >= Fold::MAX_BLOCKS {
                     return Err(broken(format!("more than {} parts in one message", Fold::MAX_BLOCKS)));
                 }
                 item::announce_part(sections, part);
             }
-            (Some(ResponsesItemState::Reasoning(reasoning)), _) => reasoning.announced = part,
+            (Some(ResponsesItemContent::Reasoning(reasoning)), _) => reasoning.announced = part,
             _ => {}
         }
         Ok(())
@@ -464,7 +466,7 @@ impl ResponsesItems {
             return Ok(());
         }
         if let Some(at) = self.open(place, ResponsesItemKind::Message, deltas)?
-            && let ResponsesItemState::Message(sections) = &mut self.items[at].state
+            && let ResponsesItemContent::Message(sections) = &mut self.items[at].state
         {
             let mut blocks = ResponsesBlockEmitter { count: &mut self.blocks, deltas };
             item::grow_message(sections, part, more, &mut blocks);
@@ -481,7 +483,7 @@ impl ResponsesItems {
         deltas: &mut Vec<Delta>,
     ) -> DecodeResult {
         if let Some(at) = self.open(place, ResponsesItemKind::Message, deltas)?
-            && let ResponsesItemState::Message(sections) = &mut self.items[at].state
+            && let ResponsesItemContent::Message(sections) = &mut self.items[at].state
         {
             let mut blocks = ResponsesBlockEmitter { count: &mut self.blocks, deltas };
             let repetition = item::complete_section(sections, part, whole, &mut blocks);
@@ -500,7 +502,7 @@ impl ResponsesItems {
         deltas: &mut Vec<Delta>,
     ) -> DecodeResult {
         if let Some(at) = self.open(place, ResponsesItemKind::Reasoning, deltas)?
-            && let ResponsesItemState::Reasoning(reasoning) = &mut self.items[at].state
+            && let ResponsesItemContent::Reasoning(reasoning) = &mut self.items[at].state
         {
             reasoning.grow(shown, part, more, &mut ResponsesBlockEmitter { count: &mut self.blocks, deltas });
         }
@@ -515,7 +517,7 @@ impl ResponsesItems {
         deltas: &mut Vec<Delta>,
     ) -> DecodeResult {
         if let Some(at) = self.open(place, ResponsesItemKind::Call, deltas)?
-            && let ResponsesItemState::Call(call) = &mut self.items[at].state
+            && let ResponsesItemContent::Call(call) = &mut self.items[at].state
         {
             let held = call.held();
             call.grow(more, &mut ResponsesBlockEmitter { count: &mut self.blocks, deltas });
@@ -532,7 +534,7 @@ impl ResponsesItems {
         deltas: &mut Vec<Delta>,
     ) -> DecodeResult {
         if let Some(at) = self.open(place, ResponsesItemKind::Call, deltas)?
-            && let ResponsesItemState::Call(call) = &mut self.items[at].state
+            && let ResponsesItemContent::Call(call) = &mut self.items[at].state
         {
             if !call.is_emitted() {
                 self.kept = grown(self.kept, whole.len())?;
@@ -571,17 +573,17 @@ impl ResponsesItems {
         item.done = true;
         let mut blocks = ResponsesBlockEmitter { count: &mut self.blocks, deltas };
         match &mut item.state {
-            ResponsesItemState::Message(sections) => {
+            ResponsesItemContent::Message(sections) => {
                 self.refused |= item::is_refusal(whole);
                 let repetition = item::complete_message(sections, whole, &mut blocks);
                 self.warn_if_differs(repetition, deltas);
             }
-            ResponsesItemState::Reasoning(reasoning) => reasoning.complete(whole, &mut blocks),
-            ResponsesItemState::Call(call) => {
+            ResponsesItemContent::Reasoning(reasoning) => reasoning.complete(whole, &mut blocks),
+            ResponsesItemContent::Call(call) => {
                 call.complete(whole, &mut blocks);
                 text(whole, "call_id").clone_into(&mut item.call_id);
             }
-            ResponsesItemState::Opaque { block } => {
+            ResponsesItemContent::Opaque { block } => {
                 blocks.extend(*block, Part::Item(whole.clone()));
                 blocks.end(*block);
                 let answered = item::answered(whole);
@@ -623,7 +625,7 @@ impl ResponsesItems {
         }
         let mut blocks = ResponsesBlockEmitter { count: &mut self.blocks, deltas };
         for item in &mut self.items {
-            if let ResponsesItemState::Call(call) = &mut item.state {
+            if let ResponsesItemContent::Call(call) = &mut item.state {
                 call.give_up(&mut blocks).map_err(broken)?;
             }
         }

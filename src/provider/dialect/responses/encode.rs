@@ -18,7 +18,7 @@ use crate::{
             EffortWords, Encoded, OutputSupport,
             encoding::{self, effort_word, mention, placeholder},
             names::{NAME_LIMIT, ToolNames, hash},
-            output::{self, OutputFormat},
+            output::{self, JsonObjectOrSchema},
             tool_schema::tool_schema,
         },
     },
@@ -181,8 +181,8 @@ impl ResponsesEncoder<'_> {
         };
         let format = match output::format(self.output, output, &mut self.out) {
             None => return,
-            Some(OutputFormat::Object) => json!({"type": "json_object"}),
-            Some(OutputFormat::Schema(schema, strict)) => {
+            Some(JsonObjectOrSchema::Object) => json!({"type": "json_object"}),
+            Some(JsonObjectOrSchema::Schema(schema, strict)) => {
                 let name = output::schema_name(output);
                 json!({"type": "json_schema", "name": name, "schema": schema, "strict": strict})
             }

@@ -86,12 +86,12 @@ pub(super) struct ResponsesItem {
     pub(super) call_id: String,
     /// Whether the end of the item was received. Later content belongs to another item.
     pub(super) done: bool,
-    pub(super) state: ResponsesItemState,
+    pub(super) state: ResponsesItemContent,
 }
 
 /// The growing content of an item.
 #[derive(Debug)]
-pub(super) enum ResponsesItemState {
+pub(super) enum ResponsesItemContent {
     Message(Vec<ResponsesMessagePart>),
     Reasoning(ResponsesReasoningItem),
     Call(ResponsesFunctionCall),
@@ -188,10 +188,10 @@ impl ResponsesBlockEmitter<'_> {
 impl ResponsesItem {
     pub(super) fn kind(&self) -> ResponsesItemKind {
         match self.state {
-            ResponsesItemState::Message(_) => ResponsesItemKind::Message,
-            ResponsesItemState::Reasoning(_) => ResponsesItemKind::Reasoning,
-            ResponsesItemState::Call(_) => ResponsesItemKind::Call,
-            ResponsesItemState::Opaque { .. } => ResponsesItemKind::Opaque,
+            ResponsesItemContent::Message(_) => ResponsesItemKind::Message,
+            ResponsesItemContent::Reasoning(_) => ResponsesItemKind::Reasoning,
+            ResponsesItemContent::Call(_) => ResponsesItemKind::Call,
+            ResponsesItemContent::Opaque { .. } => ResponsesItemKind::Opaque,
         }
     }
 
@@ -200,12 +200,12 @@ impl ResponsesItem {
     pub(super) fn is_settled(&self) -> bool {
         self.done
             && match &self.state {
-                ResponsesItemState::Reasoning(reasoning) => reasoning.has_ended(),
-                ResponsesItemState::Call(call) => call.is_emitted(),
-                ResponsesItemState::Message(sections) => {
+                ResponsesItemContent::Reasoning(reasoning) => reasoning.has_ended(),
+                ResponsesItemContent::Call(call) => call.is_emitted(),
+                ResponsesItemContent::Message(sections) => {
                     sections.iter().any(|section| section.received.bytes() > 0)
                 }
-                ResponsesItemState::Opaque { .. } => true,
+                ResponsesItemContent::Opaque { .. } => true,
             }
     }
 }

@@ -9,17 +9,17 @@ use super::problems::{
 };
 use crate::{
     message::UsageSum,
-    schema::generate::Document,
+    schema::generate::SchemaDocument,
     session::{SessionAnswer, SessionCommand, SessionSnapshot},
     store::{ConversationId, Found},
     web::{
         ApprovalPage, Created, ListPage, ListQuery, MessagePage, MessagesQuery, NewConversation, NewFork,
-        PeriodQuery, RowsPage, RowsQuery, SearchQuery, WatchQuery,
+        PeriodQuery, RowsPage, SearchQuery, UsageRowsQuery, WatchQuery,
     },
 };
 
 /// A function that adds a type to a document and returns the reference to it.
-pub(super) type Type = fn(&mut Document) -> Schema;
+pub(super) type Type = fn(&mut SchemaDocument) -> Schema;
 
 /// An operation: a route with its documentation.
 pub(super) struct Operation {
@@ -30,12 +30,12 @@ pub(super) struct Operation {
     pub(super) description: &'static str,
     pub(super) query: Option<Type>,
     pub(super) body: Option<Type>,
-    pub(super) answer: Answer,
+    pub(super) answer: SuccessResponse,
     pub(super) problems: &'static [Kinds],
 }
 
 /// The answer to a request that succeeds.
-pub(super) enum Answer {
+pub(super) enum SuccessResponse {
     Json(Type),
     Created(Type),
     Nothing,
@@ -65,7 +65,7 @@ const PLAIN: Operation = Operation {
     description: "",
     query: None,
     body: None,
-    answer: Answer::Nothing,
+    answer: SuccessResponse::Nothing,
     problems: &[],
 };
 
@@ -74,8 +74,8 @@ pub(super) const OPERATIONS: &[Operation] = &[
         route: "GET /conversations",
         id: "listConversations",
         summary: "Lists the principal's conversations, most recently written first.",
-        query: Some(Document::include::<ListQuery>),
-        answer: Answer::Json(Document::include::<ListPage>),
+        query: Some(SchemaDocument::include::<ListQuery>),
+        answer: SuccessResponse::Json(SchemaDocument::include::<ListPage>),
         problems: &[QUERY, STORE, UNSUPPORTED],
         ..PLAIN
     },
@@ -83,8 +83,8 @@ pub(super) const OPERATIONS: &[Operation] = &[
         route: "POST /conversations",
         id: "createConversation",
         summary: "Creates a conversation.",
-        body: Some(Document::include::<NewConversation>),
-        answer: Answer::Created(Document::include::<Created>),
+        body: Some(SchemaDocument::include::<NewConversation>),
+        answer: SuccessResponse::Created(SchemaDocument::include::<Created>),
         problems: &[BODY, STORE, OPEN, START, CREATE, MODEL, TITLE, WRITE],
         ..PLAIN
     },
@@ -93,7 +93,7 @@ pub(super) const OPERATIONS: &[Operation] = &[
         id: "readConversation",
         summary: "Returns the snapshot of a conversation.",
         description: "The parts that the server's view hides are empty or absent.",
-        answer: Answer::Json(Document::include::<SessionSnapshot>),
+        answer: SuccessResponse::Json(SchemaDocument::include::<SessionSnapshot>),
         problems: &[CONVERSATION, STORE, OPEN, SUB_AGENT],
         ..PLAIN
     },
@@ -111,8 +111,8 @@ pub(super) const OPERATIONS: &[Operation] = &[
         summary: "Runs a command of a conversation.",
         description: "The answer is sent when the command is accepted. The stream of the conversation shows the command's \
                       effects. If an answer is lost, a prompt with an id can be sent again.",
-        body: Some(Document::include::<SessionCommand>),
-        answer: Answer::Json(Document::include::<SessionAnswer>),
+        body: Some(SchemaDocument::include::<SessionCommand>),
+        answer: SuccessResponse::Json(SchemaDocument::include::<SessionAnswer>),
         problems: &[
             CONVERSATION,
             BODY,
@@ -135,8 +135,8 @@ pub(super) const OPERATIONS: &[Operation] = &[
         id: "forkConversation",
         summary: "Copies the path to a message into a new conversation.",
         description: "The new conversation belongs to the principal. The original does not change.",
-        body: Some(Document::include::<NewFork>),
-        answer: Answer::Created(Document::include::<Created>),
+        body: Some(SchemaDocument::include::<NewFork>),
+        answer: SuccessResponse::Created(SchemaDocument::include::<Created>),
         problems: &[CONVERSATION, BODY, STORE, OPEN, START, FORK, MODEL, TITLE, WRITE],
         ..PLAIN
     },
@@ -146,8 +146,8 @@ pub(super) const OPERATIONS: &[Operation] = &[
         summary: "Returns the messages before a node, on the node's branch.",
         description: "A page has at most 4 MiB, but at least one message. The parts that the server's view hides are empty \
                       or absent.",
-        query: Some(Document::include::<MessagesQuery>),
-        answer: Answer::Json(Document::include::<MessagePage>),
+        query: Some(SchemaDocument::include::<MessagesQuery>),
+        answer: SuccessResponse::Json(SchemaDocument::include::<MessagePage>),
         problems: &[CONVERSATION, QUERY, STORE, OPEN, SUB_AGENT],
         ..PLAIN
     },
@@ -156,8 +156,8 @@ pub(super) const OPERATIONS: &[Operation] = &[
         id: "readLedger",
         summary: "Returns the usage ledger of a conversation, newest first.",
         description: "The first page also contains the usage of the sub-agents below the conversation.",
-        query: Some(Document::include::<RowsQuery>),
-        answer: Answer::Json(Document::include::<RowsPage>),
+        query: Some(SchemaDocument::include::<UsageRowsQuery>),
+        answer: SuccessResponse::Json(SchemaDocument::include::<RowsPage>),
         problems: &[CONVERSATION, QUERY, STORE, UNSUPPORTED],
         ..PLAIN
     },
@@ -166,7 +166,7 @@ pub(super) const OPERATIONS: &[Operation] = &[
         id: "readFile",
         summary: "Returns the bytes of an attachment.",
         description: "In snapshots and streams, this address replaces an attachment of more than 64 KiB.",
-        answer: Answer::File,
+        answer: SuccessResponse::File,
         problems: &[CONVERSATION, STORE, OPEN, SUB_AGENT],
         ..PLAIN
     },
@@ -177,8 +177,8 @@ pub(super) const OPERATIONS: &[Operation] = &[
         description: "The stream begins with a snapshot, or continues after `last-event-id`. With `messages`, all nodes \
                       except the last ones of the path and the unanswered prompts below them are outlines, without a \
                       message. If the path moves, the client gets a new snapshot.",
-        query: Some(Document::include::<WatchQuery>),
-        answer: Answer::Stream,
+        query: Some(SchemaDocument::include::<WatchQuery>),
+        answer: SuccessResponse::Stream,
         problems: &[CONVERSATION, QUERY, STORE, OPEN, SUB_AGENT, START, STREAM],
         ..PLAIN
     },
@@ -189,8 +189,8 @@ pub(super) const OPERATIONS: &[Operation] = &[
         description: "The updates of the list and of each conversation begin with a snapshot. With `last-event-id`, the \
                       updates of a conversation can continue after this event instead. If a conversation cannot be \
                       opened, the event `refused` is sent.",
-        query: Some(Document::include::<EventsQuery>),
-        answer: Answer::Stream,
+        query: Some(SchemaDocument::include::<EventsQuery>),
+        answer: SuccessResponse::Stream,
         problems: &[CONVERSATION, QUERY, STORE, START, STREAM],
         ..PLAIN
     },
@@ -200,8 +200,8 @@ pub(super) const OPERATIONS: &[Operation] = &[
         summary: "Lists the tool uses that wait for decisions in the principal's conversations.",
         description: "The list contains the tool uses that the server has stored, also those of conversations that are not \
                       open. The limit counts turns. All tool uses of a turn are on one page.",
-        query: Some(Document::include::<ListQuery>),
-        answer: Answer::Json(Document::include::<ApprovalPage>),
+        query: Some(SchemaDocument::include::<ListQuery>),
+        answer: SuccessResponse::Json(SchemaDocument::include::<ApprovalPage>),
         problems: &[QUERY, STORE, UNSUPPORTED],
         ..PLAIN
     },
@@ -209,8 +209,8 @@ pub(super) const OPERATIONS: &[Operation] = &[
         route: "GET /search",
         id: "search",
         summary: "Searches the titles and messages of the principal's conversations.",
-        query: Some(Document::include::<SearchQuery>),
-        answer: Answer::Json(Document::include::<Found>),
+        query: Some(SchemaDocument::include::<SearchQuery>),
+        answer: SuccessResponse::Json(SchemaDocument::include::<Found>),
         problems: &[QUERY, STORE, UNSUPPORTED, SEARCH],
         ..PLAIN
     },
@@ -219,8 +219,8 @@ pub(super) const OPERATIONS: &[Operation] = &[
         id: "sumUsage",
         summary: "Returns the usage of all conversations of the principal, by model.",
         description: "The usage of deleted conversations is included.",
-        query: Some(Document::include::<PeriodQuery>),
-        answer: Answer::Json(Document::include::<Vec<UsageSum>>),
+        query: Some(SchemaDocument::include::<PeriodQuery>),
+        answer: SuccessResponse::Json(SchemaDocument::include::<Vec<UsageSum>>),
         problems: &[QUERY, SUMS, STORE, UNSUPPORTED],
         ..PLAIN
     },
@@ -228,21 +228,21 @@ pub(super) const OPERATIONS: &[Operation] = &[
         route: "GET /schema/updates",
         id: "readUpdateSchema",
         summary: "Returns the JSON Schema of updates.",
-        answer: Answer::Json(Document::include::<Value>),
+        answer: SuccessResponse::Json(SchemaDocument::include::<Value>),
         ..PLAIN
     },
     Operation {
         route: "GET /schema/commands",
         id: "readCommandSchema",
         summary: "Returns the JSON Schema of commands.",
-        answer: Answer::Json(Document::include::<Value>),
+        answer: SuccessResponse::Json(SchemaDocument::include::<Value>),
         ..PLAIN
     },
     Operation {
         route: "GET /openapi.json",
         id: "readOpenApi",
         summary: "Returns this document.",
-        answer: Answer::Json(Document::include::<Value>),
+        answer: SuccessResponse::Json(SchemaDocument::include::<Value>),
         ..PLAIN
     },
 ];

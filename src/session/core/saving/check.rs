@@ -1,9 +1,9 @@
 //! The invariants of saving.
 
-use super::Saver;
+use super::SaveTracker;
 use crate::tree::Tree;
 
-impl Saver {
+impl SaveTracker {
     pub(in crate::session::core) fn check(&self, stable: &Tree) -> Result<(), String> {
         let of_stored = self.stored.as_ref().map(|stored| stable.changes_since(stored));
         if let Some(None) = of_stored {

@@ -2,11 +2,11 @@
 
 use std::sync::Arc;
 
-use super::{Saver, StoredTurnInFlight, UnsavedRecord};
+use super::{SaveTracker, StoredTurnFingerprint, UnsavedRunRecords};
 use crate::{
     session::{
         SavedPart, SessionEvent, StoreReport,
-        core::{Effects, SessionCore, SessionEffect, SessionEnv},
+        core::{Effects, SessionCore, SessionCoreEnv, SessionEffect},
     },
     store::{Change, Labels, StoreError, StoredState, Version},
     tree::Tree,
@@ -19,12 +19,12 @@ const WRITES_BETWEEN: u64 = 256;
 
 /// The conversation in the store after another writer has changed it.
 #[derive(Debug)]
-pub(in crate::session) struct ConflictFinding {
+pub(in crate::session) struct ConversationAfterConflict {
     pub(in crate::session) version: Version,
     pub(in crate::session) tree: Tree,
     pub(in crate::session) state: StoredState,
     /// The turn in flight.
-    pub(in crate::session) flight: Option<StoredTurnInFlight>,
+    pub(in crate::session) flight: Option<StoredTurnFingerprint>,
 }
 
 impl SessionCore {
@@ -34,17 +34,17 @@ impl SessionCore {
     pub(in crate::session) fn conflicted(
         &mut self,
         error: &StoreError,
-        found: ConflictFinding,
-        env: &SessionEnv<'_>,
+        found: ConversationAfterConflict,
+        env: &SessionCoreEnv<'_>,
         effects: &mut Effects,
     ) {
         let attempt = self.saver.attempt.take();
         match attempt.as_ref().map(|attempt| &*attempt.job) {
-            Some((_, Change::Commit(commit))) => self.saver.keep_record(UnsavedRecord::of(commit)),
+            Some((_, Change::Commit(commit))) => self.saver.keep_record(UnsavedRunRecords::of(commit)),
             Some((_, Change::Erase(erased))) => self.saver.erased = Some(Box::new(erased.clone())),
             _ => {}
         }
-        let ConflictFinding { version, mut tree, state, flight } = found;
+        let ConversationAfterConflict { version, mut tree, state, flight } = found;
         // A late write of an earlier session of this conversation may already have erased some of the nodes that this
         // session wants to erase. Remove the others from the stored tree before the comparison. If they cannot be
         // removed, the trees differ anyway.
@@ -112,7 +112,7 @@ impl SessionCore {
     }
 }
 
-impl Saver {
+impl SaveTracker {
     /// Returns whether this version is only a few writes later than the last version that the session knows.
     fn is_followed_by(&self, version: Version) -> bool {
         let writes = self.version.and_then(|known| version.get().checked_sub(known.get()));

@@ -2,12 +2,12 @@
 
 use std::collections::VecDeque;
 
-use super::{PendingWrite, UnsavedRecord, WriteJob, pace::wait};
+use super::{PendingWrite, UnsavedRunRecords, WriteJob, pace::wait};
 use crate::{
     error::error_chain,
     session::{
         SavedPart, SessionEvent, StoreReport,
-        core::{Effects, SessionCore, SessionEffect, SessionEnv},
+        core::{Effects, SessionCore, SessionCoreEnv, SessionEffect},
     },
     store::{Change, StoreError, Version},
     subscription::EndReason,
@@ -19,7 +19,7 @@ impl SessionCore {
     pub(in crate::session) fn written(
         &mut self,
         outcome: Result<Version, StoreError>,
-        env: &SessionEnv<'_>,
+        env: &SessionCoreEnv<'_>,
         effects: &mut Effects,
     ) {
         let Some(mut attempt) = self.saver.attempt.take() else {
@@ -77,8 +77,8 @@ impl SessionCore {
             }
             Err(error @ (StoreError::Unstorable { .. } | StoreError::Unsupported { .. })) => {
                 let record = match &*attempt.job {
-                    (_, Change::Commit(commit)) => UnsavedRecord::of(commit),
-                    _ => UnsavedRecord::default(),
+                    (_, Change::Commit(commit)) => UnsavedRunRecords::of(commit),
+                    _ => UnsavedRunRecords::default(),
                 };
                 let has_end = record.has_end();
                 let at_most = attempt.divided();

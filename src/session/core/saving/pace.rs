@@ -3,7 +3,7 @@
 use std::{sync::Arc, time::Duration};
 
 use super::WriteJob;
-use crate::session::core::{Effects, SessionCore, SessionEffect, SessionEnv};
+use crate::session::core::{Effects, SessionCore, SessionCoreEnv, SessionEffect};
 use crate::store::Change;
 
 /// The first and the longest wait before a failed write is repeated.
@@ -24,7 +24,7 @@ const SHORTEST: Duration = Duration::from_millis(50);
 impl SessionCore {
     /// Saves all changes for an end or a flush that has just started. The waits between attempts become short again. If
     /// a write is in flight, it gets a share of the time left to return a result.
-    pub(in crate::session) fn hurry(&mut self, env: &SessionEnv<'_>, effects: &mut Effects) {
+    pub(in crate::session) fn hurry(&mut self, env: &SessionCoreEnv<'_>, effects: &mut Effects) {
         let is_lost = self.is_lost();
         if let Some(attempt) = self.saver.attempt.as_mut().filter(|_| !is_lost) {
             attempt.failures = 0;
@@ -37,7 +37,7 @@ impl SessionCore {
 
     /// Continues when a requested wait is over. A failed write is repeated. A write without a result is started again
     /// if an end or a flush is still waiting for it.
-    pub(in crate::session) fn retry(&mut self, env: &SessionEnv<'_>, effects: &mut Effects) {
+    pub(in crate::session) fn retry(&mut self, env: &SessionCoreEnv<'_>, effects: &mut Effects) {
         match &self.saver.attempt {
             Some(attempt) if attempt.under_way => {
                 if env.left.is_some() && !self.is_lost() {
@@ -50,13 +50,13 @@ impl SessionCore {
 }
 
 /// Starts an attempt at a write.
-pub(super) fn begin(job: &Arc<WriteJob>, env: &SessionEnv<'_>, effects: &mut Effects) {
+pub(super) fn begin(job: &Arc<WriteJob>, env: &SessionCoreEnv<'_>, effects: &mut Effects) {
     effects.push(SessionEffect::Write(Arc::clone(job)));
     effects.extend(silence(job, env).map(SessionEffect::RetryIn));
 }
 
 /// Returns how long a write may take before it is started again, or `None` if no end or flush is in progress.
-fn silence(job: &WriteJob, env: &SessionEnv<'_>) -> Option<Duration> {
+fn silence(job: &WriteJob, env: &SessionCoreEnv<'_>) -> Option<Duration> {
     let share = if matches!(job.1, Change::Create(_)) { SILENT_CREATION_SHARE } else { SILENCE_SHARE };
     env.left.map(|left| (left / share).max(SHORTEST))
 }

@@ -6,14 +6,14 @@
 
 use std::sync::Arc;
 
-use super::{Saver, WriteJob};
+use super::{SaveTracker, WriteJob};
 use crate::{
     agent::Event,
     message::{TurnId, Usage, UsageRow, shared},
     run::{Response, RunEnd, TurnRecord},
     session::{
         SessionEvent,
-        core::{Effects, SessionCore, SessionEffect, SessionEnv},
+        core::{Effects, SessionCore, SessionCoreEnv, SessionEffect},
     },
     store::{Change, Commit, StoredTurn, TurnChange},
     tree::NodeId,
@@ -21,16 +21,16 @@ use crate::{
 
 /// Data that is due to be stored in addition to the tree and the state.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub(in crate::session) struct UnsavedRecord {
+pub(in crate::session) struct UnsavedRunRecords {
     rows: Vec<UsageRow>,
-    end: LastRunChange,
+    end: StoredRunEndChange,
     /// The turn in flight. It began after the end of the last run.
     turn: Option<Box<TurnRecord>>,
 }
 
 /// How the next write changes the stored end of the last run ([`RunEnd`]).
 #[derive(Clone, Debug, Default, PartialEq)]
-enum LastRunChange {
+enum StoredRunEndChange {
     #[default]
     Keep,
     /// A later turn is complete. The commit of its nodes removes the stored end.
@@ -38,7 +38,7 @@ enum LastRunChange {
     Ended(Box<RunEnd>),
 }
 
-impl LastRunChange {
+impl StoredRunEndChange {
     fn ended(&self) -> Option<&RunEnd> {
         match self {
             Self::Ended(end) => Some(end),
@@ -47,7 +47,7 @@ impl LastRunChange {
     }
 }
 
-impl UnsavedRecord {
+impl UnsavedRunRecords {
     /// Returns whether nothing has to be written.
     pub(super) fn is_empty(&self) -> bool {
         self.rows.is_empty() && !self.has_end() && self.turn.is_none()
@@ -55,12 +55,12 @@ impl UnsavedRecord {
 
     /// Returns a record that contains only the turn in flight and the rows of its requests.
     pub(in crate::session::core) fn of_turn(rows: Vec<UsageRow>, turn: TurnRecord) -> Self {
-        Self { rows, end: LastRunChange::Keep, turn: Some(Box::new(turn)) }
+        Self { rows, end: StoredRunEndChange::Keep, turn: Some(Box::new(turn)) }
     }
 
     /// Returns a record that contains only the end of a run.
     pub(in crate::session::core) fn of_end(end: RunEnd) -> Self {
-        Self { end: LastRunChange::Ended(Box::new(end)), ..Self::default() }
+        Self { end: StoredRunEndChange::Ended(Box::new(end)), ..Self::default() }
     }
 
     /// Adds this data to a commit. A commit either ends a run or records a turn. If this commit ends a run, returns the
@@ -72,7 +72,7 @@ impl UnsavedRecord {
             usage if !rows.is_empty() => *usage = Some(rows),
             _ => {}
         }
-        if let LastRunChange::Ended(end) = end {
+        if let StoredRunEndChange::Ended(end) = end {
             commit.turn = Some(Box::new(TurnChange::End(*end)));
             return Self { turn, ..Self::default() };
         }
@@ -83,9 +83,9 @@ impl UnsavedRecord {
     /// Returns the data that a commit contains, so that it can be written later if the commit was not written.
     pub(super) fn of(commit: &Commit) -> Self {
         let (end, turn) = match commit.turn.as_deref() {
-            Some(TurnChange::End(end)) => (LastRunChange::Ended(Box::new(end.clone())), None),
-            Some(TurnChange::Record(turn)) => (LastRunChange::Keep, Some(Box::new(turn.clone()))),
-            None => (LastRunChange::Keep, None),
+            Some(TurnChange::End(end)) => (StoredRunEndChange::Ended(Box::new(end.clone())), None),
+            Some(TurnChange::Record(turn)) => (StoredRunEndChange::Keep, Some(Box::new(turn.clone()))),
+            None => (StoredRunEndChange::Keep, None),
         };
         Self { rows: commit.usage.clone().unwrap_or_default(), end, turn }
     }
@@ -93,7 +93,7 @@ impl UnsavedRecord {
     /// Returns this data combined with `later`, which was added after it.
     pub(super) fn then(mut self, later: Self) -> Self {
         self.rows.extend(later.rows);
-        if later.end != LastRunChange::Keep {
+        if later.end != StoredRunEndChange::Keep {
             (self.end, self.turn) = (later.end, None);
         }
         self.turn = match (self.turn.take(), later.turn) {
@@ -109,15 +109,16 @@ impl UnsavedRecord {
     }
 
     pub(super) fn has_end(&self) -> bool {
-        matches!(self.end, LastRunChange::Ended(_))
+        matches!(self.end, StoredRunEndChange::Ended(_))
     }
 
     /// Returns the same data with less of the end of a run, which the store has rejected: without the messages of
     /// prompts, or without the end if it contains none.
     pub(super) fn with_less_end(mut self) -> Self {
-        if let LastRunChange::Ended(end) = &self.end {
-            self.end =
-                end.without_messages().map_or(LastRunChange::Keep, |end| LastRunChange::Ended(Box::new(end)));
+        if let StoredRunEndChange::Ended(end) = &self.end {
+            self.end = end
+                .without_messages()
+                .map_or(StoredRunEndChange::Keep, |end| StoredRunEndChange::Ended(Box::new(end)));
         }
         self
     }
@@ -125,14 +126,14 @@ impl UnsavedRecord {
 
 /// The turn in flight in the store: the parts of its record that differ between any two records of a conversation.
 #[derive(Debug, PartialEq)]
-pub(in crate::session) struct StoredTurnInFlight {
+pub(in crate::session) struct StoredTurnFingerprint {
     turn: TurnId,
     lives: u32,
     orderly: bool,
     core: Arc<str>,
 }
 
-impl StoredTurnInFlight {
+impl StoredTurnFingerprint {
     /// Returns the turn in flight after this record was stored.
     pub(in crate::session) fn of(record: &TurnRecord) -> Self {
         let TurnRecord { turn, lives, orderly, core, .. } = record;
@@ -146,7 +147,7 @@ impl StoredTurnInFlight {
     }
 }
 
-impl Saver {
+impl SaveTracker {
     /// Notes the turn in flight after a write has succeeded. `head` is the stored head before the write.
     pub(super) fn flight_written(&mut self, job: &WriteJob, head: Option<NodeId>) {
         match job {
@@ -157,7 +158,7 @@ impl Saver {
                 if let Some(TurnChange::Record(record)) = commit.turn.as_deref()
                     && record.head == commit.head
                 {
-                    self.flight = Some(Box::new(StoredTurnInFlight::of(record)));
+                    self.flight = Some(Box::new(StoredTurnFingerprint::of(record)));
                 }
             }
             (_, Change::Create(_) | Change::Erase(_)) => self.flight = None,
@@ -197,20 +198,25 @@ impl SessionCore {
         self.settle_prompts(through, effects);
         let end = self.stored_end(event, through, continues);
         let end = match end {
-            Some(end) => LastRunChange::Ended(Box::new(end)),
-            None if event.adds_nodes() => LastRunChange::Complete,
-            None => LastRunChange::Keep,
+            Some(end) => StoredRunEndChange::Ended(Box::new(end)),
+            None if event.adds_nodes() => StoredRunEndChange::Complete,
+            None => StoredRunEndChange::Keep,
         };
-        self.record(UnsavedRecord { rows, end, turn: None });
+        self.record(UnsavedRunRecords { rows, end, turn: None });
         self.outcomes_recorded();
     }
 
     /// Adds a row for a request that belongs to no turn.
-    pub(in crate::session) fn spent(&mut self, row: UsageRow, env: &SessionEnv<'_>, effects: &mut Effects) {
+    pub(in crate::session) fn spent(
+        &mut self,
+        row: UsageRow,
+        env: &SessionCoreEnv<'_>,
+        effects: &mut Effects,
+    ) {
         self.used += row.usage;
         effects.push(SessionEffect::Emit(SessionEvent::Usage(Arc::new(row.clone()))));
         if self.keeps_usage {
-            self.record(UnsavedRecord { rows: vec![row], ..UnsavedRecord::default() });
+            self.record(UnsavedRunRecords { rows: vec![row], ..UnsavedRunRecords::default() });
             self.save(env, effects);
         }
     }
@@ -239,7 +245,7 @@ impl SessionCore {
         in_flight + self.saver.record.weight() - shared(pending, &Self::contents(&self.tree))
     }
 
-    pub(in crate::session::core) fn record(&mut self, record: UnsavedRecord) {
+    pub(in crate::session::core) fn record(&mut self, record: UnsavedRunRecords) {
         if !record.is_empty() {
             self.saver.wanted += 1;
         }

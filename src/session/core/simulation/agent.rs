@@ -7,7 +7,7 @@ use serde_json::json;
 use super::compactions::Underway;
 use crate::actor::random::Rng;
 use crate::{
-    agent::{Config, Event, FirstMessage, Status},
+    agent::{Config, Event, FirstMessageOfRun, Status},
     message::{
         Content, History, Message, RequestEnd, Role, Text, Timestamp, ToolResult, ToolUse, TurnId, Usage,
         UsageRow,
@@ -246,14 +246,14 @@ impl Agent {
 
     /// Replaces the history, as the agent's owner requests, and starts a run on the new history if `run` contains its
     /// first message.
-    pub(super) fn move_to(&mut self, history: History, run: Option<FirstMessage>) -> EventId {
+    pub(super) fn move_to(&mut self, history: History, run: Option<FirstMessageOfRun>) -> EventId {
         let before = std::mem::replace(&mut self.history, history);
         let with = self.emit_state();
         if let Some(opening) = run {
             self.before = Some(before);
             let (anew, settings) = match opening {
-                FirstMessage::Prompt(prompt) => (None, prompt),
-                FirstMessage::Message(message, settings) => (Some(message), settings),
+                FirstMessageOfRun::Prompt(prompt) => (None, prompt),
+                FirstMessageOfRun::Message(message, settings) => (Some(message), settings),
             };
             self.settings = Some(Arc::new(settings)).filter(|settings| settings.has_settings());
             self.begin(anew);

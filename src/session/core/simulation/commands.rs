@@ -4,10 +4,10 @@ use std::{sync::Arc, time::Duration};
 
 use super::{Check, agent::random_settings, ensure, model::Kind, world::World};
 use crate::{
-    agent::FirstMessage,
+    agent::FirstMessageOfRun,
     message::{History, Purpose, RequestEnd, Usage, UsageRow},
     run::{Error, ErrorKind, Prompt, RunAt},
-    session::core::{BranchBase, PathMove, SessionCore, SessionEffect, branching::unfit},
+    session::core::{HistoryReplacement, PathMove, SessionCore, SessionEffect, branching::unfit},
     store::TitleBy,
     tree::{Node, NodeId},
 };
@@ -177,7 +177,7 @@ impl World {
         };
         let prompt = self.random_prompt();
         self.note(|| format!("{at:?} {prompt:?}"));
-        let with_prompt = |base| (base, FirstMessage::Prompt(prompt.clone()));
+        let with_prompt = |base| (base, FirstMessageOfRun::Prompt(prompt.clone()));
         let expected = match at {
             RunAt::Head => self.model.branch_below(self.core.tree().head()).map(with_prompt),
             RunAt::Again(id) => self.model.regenerate(id, &prompt),
@@ -201,7 +201,10 @@ impl World {
     }
 
     /// Returns the base of a run, or the error of a faulty core.
-    fn closing(&self, begun: (BranchBase, FirstMessage)) -> Result<(BranchBase, FirstMessage), Error> {
+    fn closing(
+        &self,
+        begun: (HistoryReplacement, FirstMessageOfRun),
+    ) -> Result<(HistoryReplacement, FirstMessageOfRun), Error> {
         let PathMove::Branch { base: Some(base), answers: None } = begun.0.then else { return Ok(begun) };
         let tree = self.core.tree();
         let is_left_open = tree.node(base).is_some_and(Node::left_open);
@@ -215,7 +218,7 @@ impl World {
     }
 
     /// Returns the base of a move, or that of a faulty core.
-    fn extended(&self, node: Option<NodeId>, base: Option<BranchBase>) -> Option<BranchBase> {
+    fn extended(&self, node: Option<NodeId>, base: Option<HistoryReplacement>) -> Option<HistoryReplacement> {
         let mut tree = self.core.tree().clone();
         let end = base.as_ref().map_or(tree.head(), |base| match base.then {
             PathMove::To(end) => end,
@@ -225,7 +228,7 @@ impl World {
         match leaf.filter(|_| self.fault == Some(LeafFault::Extended)) {
             Some(leaf) => {
                 tree.navigate(leaf).expect("the node exists");
-                Some(BranchBase { history: tree.history().clone(), then: PathMove::To(Some(leaf)) })
+                Some(HistoryReplacement { history: tree.history().clone(), then: PathMove::To(Some(leaf)) })
             }
             None => base,
         }
@@ -237,9 +240,13 @@ impl World {
 
     /// Makes the agent move to a new history. If `run` contains a first message, the agent starts a run on this
     /// history.
-    fn set_out(&mut self, BranchBase { history, then }: BranchBase, run: Option<FirstMessage>) -> Check {
+    fn set_out(
+        &mut self,
+        HistoryReplacement { history, then }: HistoryReplacement,
+        run: Option<FirstMessageOfRun>,
+    ) -> Check {
         history.check().map_err(|error| format!("the agent refuses the base: {error}"))?;
-        if let Some(FirstMessage::Message(message, _)) = &run {
+        if let Some(FirstMessageOfRun::Message(message, _)) = &run {
             let whole: History = history.iter().chain([message]).cloned().collect();
             whole.check_sendable().map_err(|error| format!("the agent refuses the message: {error}"))?;
         }

@@ -10,11 +10,11 @@ use super::{
     vault::{Books, Title, title},
 };
 use crate::{
-    agent::{Config, Event, FirstMessage, Status},
+    agent::{Config, Event, FirstMessageOfRun, Status},
     message::{History, Message, RequestEnd, Role, Usage, UsageRow},
     provider::Options,
     run::{Error, ErrorKind, Prompt, RunEnd, RunOutcome},
-    session::core::{BranchBase, PathMove, SessionCore, branching::unfit},
+    session::core::{HistoryReplacement, PathMove, SessionCore, branching::unfit},
     store::{Labels, StoredState, TitleBy},
     subscription::EventId,
     tree::{Node, NodeId, Tree},
@@ -393,7 +393,7 @@ impl Model {
 
     // ---- moves ----
 
-    pub(super) fn branch_below(&self, node: Option<NodeId>) -> Result<BranchBase, Error> {
+    pub(super) fn branch_below(&self, node: Option<NodeId>) -> Result<HistoryReplacement, Error> {
         if let Some(id) = node {
             self.message(id)?;
         }
@@ -411,10 +411,14 @@ impl Model {
             }
         }
         let then = PathMove::Branch { base: node, answers: None };
-        Ok(BranchBase { history: self.messages_to(node), then })
+        Ok(HistoryReplacement { history: self.messages_to(node), then })
     }
 
-    pub(super) fn regenerate(&self, id: NodeId, again: &Prompt) -> Result<(BranchBase, FirstMessage), Error> {
+    pub(super) fn regenerate(
+        &self,
+        id: NodeId,
+        again: &Prompt,
+    ) -> Result<(HistoryReplacement, FirstMessageOfRun), Error> {
         let (base, message) = self.prompt_at(id)?;
         let then = PathMove::Branch { base, answers: Some(id) };
         let sent = self.settings.get(&id).cloned().unwrap_or_default();
@@ -423,13 +427,16 @@ impl Model {
         if let (None, Some(tokens)) = (settings.options.max_tokens(), sent.options.max_tokens()) {
             settings.options.set_max_tokens(Some(tokens));
         }
-        Ok((BranchBase { history: self.messages_to(base), then }, FirstMessage::Message(message, settings)))
+        Ok((
+            HistoryReplacement { history: self.messages_to(base), then },
+            FirstMessageOfRun::Message(message, settings),
+        ))
     }
 
-    pub(super) fn edit(&self, id: NodeId) -> Result<BranchBase, Error> {
+    pub(super) fn edit(&self, id: NodeId) -> Result<HistoryReplacement, Error> {
         let (base, _) = self.prompt_at(id)?;
         let then = PathMove::Branch { base, answers: None };
-        Ok(BranchBase { history: self.messages_to(base), then })
+        Ok(HistoryReplacement { history: self.messages_to(base), then })
     }
 
     /// Returns a message that started a turn, and the parent of its node.
@@ -451,7 +458,7 @@ impl Model {
         self.left_open.contains(&id)
     }
 
-    pub(super) fn navigate(&self, node: Option<NodeId>) -> Result<Option<BranchBase>, Error> {
+    pub(super) fn navigate(&self, node: Option<NodeId>) -> Result<Option<HistoryReplacement>, Error> {
         let mut leaf = node;
         if let Some(id) = node {
             self.message(id)?;
@@ -467,7 +474,7 @@ impl Model {
                 return Err(unfit(ErrorKind::Unanswered, end, ""));
             }
         }
-        let base = BranchBase { history: self.messages_to(leaf), then: PathMove::To(leaf) };
+        let base = HistoryReplacement { history: self.messages_to(leaf), then: PathMove::To(leaf) };
         Ok((leaf != self.shown.head()).then_some(base))
     }
 

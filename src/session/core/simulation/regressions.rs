@@ -11,7 +11,7 @@ use crate::{
     run::Response,
     session::{
         SessionEvent, StoreReport,
-        core::{SessionCore, SessionEffect, SessionEnv},
+        core::{SessionCore, SessionCoreEnv, SessionEffect},
     },
     store::{StoreError, Version, WriteId},
     subscription::{EventId, Numbered},
@@ -31,7 +31,7 @@ fn reports(effects: &[SessionEffect]) -> Vec<&StoreReport> {
 fn late_creation_keeps_reported_failure_until_turn_is_saved() {
     let config = config();
     let id = |number| EventId { life: 1, number };
-    let env = SessionEnv { write_id: &WriteId::generate, unsaved_limit: usize::MAX, left: None };
+    let env = SessionCoreEnv { write_id: &WriteId::generate, unsaved_limit: usize::MAX, left: None };
     let mut core = SessionCore::new(None, crate::store::Labels::default(), false, Arc::clone(&config), id(1));
     let messages = random_turn(1, &History::new(), &mut Rng::new(1)).to_vec();
     let response = Arc::new(Response { messages, ..Response::empty("model", StopReason::Stop, 0, 1) });

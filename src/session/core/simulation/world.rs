@@ -19,7 +19,7 @@ use crate::{
     message::Usage,
     session::{
         SessionEvent, SessionSnapshot, StoreReport,
-        core::{SessionCore, SessionEffect, SessionEnv, StoredTurnInFlight, WriteJob},
+        core::{SessionCore, SessionCoreEnv, SessionEffect, StoredTurnFingerprint, WriteJob},
     },
     store::{StoredState, WriteId},
     subscription::{EventId, Numbered},
@@ -191,7 +191,7 @@ impl World {
             self.agent.last(),
         );
         self.core.loaded_usage(used);
-        self.core.loaded_flight(StoredTurnInFlight::of_stored(stored.turn.as_deref(), stored.head));
+        self.core.loaded_flight(StoredTurnFingerprint::of_stored(stored.turn.as_deref(), stored.head));
         self.model.rows.clone_from(&self.vault.rows);
         self.ledger = Ledger::new(&self.model, Some(&stored))?;
         self.agent_now = snapshot(&self.agent, &tree);
@@ -333,7 +333,7 @@ impl World {
     pub(super) fn input(
         &mut self,
         kinds: Vec<Kind>,
-        input: impl FnOnce(&mut SessionCore, &SessionEnv<'_>, &mut Vec<SessionEffect>),
+        input: impl FnOnce(&mut SessionCore, &SessionCoreEnv<'_>, &mut Vec<SessionEffect>),
     ) -> Check {
         self.feed(kinds, input).map(drop)
     }
@@ -341,7 +341,7 @@ impl World {
     pub(super) fn feed(
         &mut self,
         kinds: Vec<Kind>,
-        input: impl FnOnce(&mut SessionCore, &SessionEnv<'_>, &mut Vec<SessionEffect>),
+        input: impl FnOnce(&mut SessionCore, &SessionCoreEnv<'_>, &mut Vec<SessionEffect>),
     ) -> Check<Vec<SessionEffect>> {
         let mut effects = Vec::new();
         let ids = std::cell::Cell::new(self.write_ids);
@@ -351,7 +351,7 @@ impl World {
             bytes[..8].copy_from_slice(&ids.get().to_be_bytes());
             WriteId::from_bytes(bytes)
         };
-        let env = SessionEnv { write_id: &write_id, unsaved_limit: self.limit, left: self.left };
+        let env = SessionCoreEnv { write_id: &write_id, unsaved_limit: self.limit, left: self.left };
         input(&mut self.core, &env, &mut effects);
         self.write_ids = ids.get();
         let mut kinds = VecDeque::from(kinds);

@@ -11,7 +11,7 @@ use super::{
 use crate::{
     session::{
         SessionEvent, StoreReport,
-        core::{ConflictFinding, SessionEffect, StoredTurnInFlight, WriteJob},
+        core::{ConversationAfterConflict, SessionEffect, StoredTurnFingerprint, WriteJob},
     },
     store::{Change, StoreError, TitleBy, TurnChange},
 };
@@ -99,8 +99,8 @@ impl World {
     fn conflicted(&mut self, error: &StoreError) -> Check {
         let stored = self.vault.stored.clone().ok_or("a conflict without a stored conversation")?;
         let (tree, state, books) = vault::content(&stored)?;
-        let flight = StoredTurnInFlight::of_stored(stored.turn.as_deref(), stored.head);
-        let found = ConflictFinding { version: stored.version, tree, state, flight };
+        let flight = StoredTurnFingerprint::of_stored(stored.turn.as_deref(), stored.head);
+        let found = ConversationAfterConflict { version: stored.version, tree, state, flight };
         let kinds = if self.ledger.is_retitled(&stored)? {
             // From here on, the session knows all stored content.
             self.vault.is_foreign = false;

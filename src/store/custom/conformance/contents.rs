@@ -2,7 +2,7 @@ use std::collections::BTreeMap;
 
 use serde_json::{Value, json};
 
-use super::{CheckOutcome, StoreUnderTest, committed, conversation, created, node_id, path, turn};
+use super::{PassedOrSkipped, StoreUnderTest, committed, conversation, created, node_id, path, turn};
 use crate::{
     message::{
         Attachment, Content, DecisionKind, Message, ProviderItem, Role, StopReason, Text, Thinking,
@@ -12,7 +12,7 @@ use crate::{
     tree::Node,
 };
 
-pub(super) async fn commits_are_loaded_in_order(subject: &dyn StoreUnderTest) -> CheckOutcome {
+pub(super) async fn commits_are_loaded_in_order(subject: &dyn StoreUnderTest) -> PassedOrSkipped {
     let store = subject.store();
     let id = conversation("order");
     let version = created(&*store, &id).await;
@@ -44,10 +44,10 @@ pub(super) async fn commits_are_loaded_in_order(subject: &dyn StoreUnderTest) ->
     committed(&*store, &id, version, &Commit::new(None)).await;
     let stored = store.load(&id).await.expect("the conversation exists");
     assert_eq!((stored.nodes, stored.head), (expected, None), "a commit could not clear the head");
-    CheckOutcome::Made
+    PassedOrSkipped::Made
 }
 
-pub(super) async fn cursors_keep_their_latest_values(subject: &dyn StoreUnderTest) -> CheckOutcome {
+pub(super) async fn cursors_keep_their_latest_values(subject: &dyn StoreUnderTest) -> PassedOrSkipped {
     let store = subject.store();
     let id = conversation("cursors");
     let mut version = created(&*store, &id).await;
@@ -62,7 +62,7 @@ pub(super) async fn cursors_keep_their_latest_values(subject: &dyn StoreUnderTes
     }
     let cursors = subject.another().await.load(&id).await.expect("the conversation exists").cursors;
     assert_eq!(cursors, BTreeMap::from([pair(1, 2), pair(2, 3), pair(4, 8)]));
-    CheckOutcome::Made
+    PassedOrSkipped::Made
 }
 
 /// Checks that the messages that the store returns are equal to the written messages, and encode to the same bytes.
@@ -96,7 +96,7 @@ fn encode(message: &Message) -> String {
     serde_json::to_string(message).expect("a message has a JSON form")
 }
 
-pub(super) async fn text_of_any_kind_is_preserved(subject: &dyn StoreUnderTest) -> CheckOutcome {
+pub(super) async fn text_of_any_kind_is_preserved(subject: &dyn StoreUnderTest) -> PassedOrSkipped {
     let texts = [
         "",
         " ",
@@ -125,10 +125,10 @@ pub(super) async fn text_of_any_kind_is_preserved(subject: &dyn StoreUnderTest) 
         message
     });
     come_back(subject, &*subject.store(), &conversation("text"), messages.to_vec()).await;
-    CheckOutcome::Made
+    PassedOrSkipped::Made
 }
 
-pub(super) async fn json_of_any_kind_is_preserved(subject: &dyn StoreUnderTest) -> CheckOutcome {
+pub(super) async fn json_of_any_kind_is_preserved(subject: &dyn StoreUnderTest) -> PassedOrSkipped {
     let values = json!({
         "zebra": 1, "apple": 2, "Zebra": 3, "": null, "\u{0}": "\u{0}", "nested": {"b": [], "a": {}},
         "numbers": [0, -1, u64::MAX, i64::MIN, 0.1, 1e300, 5e-324, 1.0, -0.0, 9_007_199_254_740_993_u64],
@@ -167,10 +167,10 @@ pub(super) async fn json_of_any_kind_is_preserved(subject: &dyn StoreUnderTest) 
     found.decision = Some(Box::new(decision));
     let results = vec![found, ToolResult::error(&malformed, "no JSON")];
     come_back(subject, &*subject.store(), &conversation("json"), vec![message, Message::user(results)]).await;
-    CheckOutcome::Made
+    PassedOrSkipped::Made
 }
 
-pub(super) async fn large_messages_are_preserved(subject: &dyn StoreUnderTest) -> CheckOutcome {
+pub(super) async fn large_messages_are_preserved(subject: &dyn StoreUnderTest) -> PassedOrSkipped {
     const LARGE: usize = 10 * 1024 * 1024;
     let text = "0123456789abcdef".repeat(LARGE / 16);
     // Every character of this text is escaped in JSON.
@@ -183,10 +183,10 @@ pub(super) async fn large_messages_are_preserved(subject: &dyn StoreUnderTest) -
         Message::assistant("small again"),
     ];
     come_back(subject, &*subject.store(), &conversation("large"), messages).await;
-    CheckOutcome::Made
+    PassedOrSkipped::Made
 }
 
-pub(super) async fn ten_thousand_nodes_are_preserved(subject: &dyn StoreUnderTest) -> CheckOutcome {
+pub(super) async fn ten_thousand_nodes_are_preserved(subject: &dyn StoreUnderTest) -> PassedOrSkipped {
     const NODES: u64 = 10_000;
     const COMMITS: u64 = 50;
     let store = subject.store();
@@ -202,5 +202,5 @@ pub(super) async fn ten_thousand_nodes_are_preserved(subject: &dyn StoreUnderTes
     let stored = subject.another().await.load(&id).await.expect("loading succeeds");
     assert_eq!((stored.version, stored.head), (version, Some(node_id(NODES))));
     assert!(stored.nodes == expected, "nodes are missing or out of order");
-    CheckOutcome::Made
+    PassedOrSkipped::Made
 }

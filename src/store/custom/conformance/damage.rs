@@ -1,7 +1,7 @@
-use super::{CheckOutcome, StoreUnderTest, committed, conversation, created, turn};
+use super::{PassedOrSkipped, StoreUnderTest, committed, conversation, created, turn};
 use crate::store::{Change, Listing, StoreError, Write};
 
-pub(super) async fn torn_write_is_dropped_completely(subject: &dyn StoreUnderTest) -> CheckOutcome {
+pub(super) async fn torn_write_is_dropped_completely(subject: &dyn StoreUnderTest) -> PassedOrSkipped {
     let store = subject.store();
     let id = conversation("torn");
     let first = created(&*store, &id).await;
@@ -10,7 +10,7 @@ pub(super) async fn torn_write_is_dropped_completely(subject: &dyn StoreUnderTes
     let write = Write::on(second);
     store.write(&id, &write, &Change::Commit(turn(3, 4))).await.expect("the version is current");
     if !subject.tear(&id).await {
-        return CheckOutcome::Skipped;
+        return PassedOrSkipped::Skipped;
     }
     let another = subject.another().await;
     assert_eq!(another.load(&id).await.expect("the complete writes can be read"), before);
@@ -22,10 +22,10 @@ pub(super) async fn torn_write_is_dropped_completely(subject: &dyn StoreUnderTes
     assert_eq!(third, second.next());
     committed(&*another, &id, third, &turn(5, 6)).await;
     assert_eq!(another.load(&id).await.expect("loading succeeds").nodes.len(), 6);
-    CheckOutcome::Made
+    PassedOrSkipped::Made
 }
 
-pub(super) async fn damage_is_reported_with_its_place(subject: &dyn StoreUnderTest) -> CheckOutcome {
+pub(super) async fn damage_is_reported_with_its_place(subject: &dyn StoreUnderTest) -> PassedOrSkipped {
     let store = subject.store();
     let (id, other) = (conversation("damaged"), conversation("sound"));
     let mut version = created(&*store, &id).await;
@@ -34,7 +34,7 @@ pub(super) async fn damage_is_reported_with_its_place(subject: &dyn StoreUnderTe
         version = committed(&*store, &id, version, &turn(number, number)).await;
     }
     if !subject.damage(&id).await {
-        return CheckOutcome::Skipped;
+        return PassedOrSkipped::Skipped;
     }
     let another = subject.another().await;
     match another.load(&id).await {
@@ -50,5 +50,5 @@ pub(super) async fn damage_is_reported_with_its_place(subject: &dyn StoreUnderTe
     another.load(&other).await.expect("the damage does not affect other conversations");
     another.delete(&id, None).await.expect("deleting a damaged conversation succeeds");
     created(&*another, &id).await;
-    CheckOutcome::Made
+    PassedOrSkipped::Made
 }

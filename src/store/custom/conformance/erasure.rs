@@ -1,4 +1,4 @@
-use super::{CheckOutcome, StoreUnderTest, committed, conversation, created, node_id, turn};
+use super::{PassedOrSkipped, StoreUnderTest, committed, conversation, created, node_id, turn};
 use crate::{
     message::{Message, RequestEnd, Usage, UsageRow},
     provider::StopReason,
@@ -35,7 +35,7 @@ async fn erase(store: &dyn Store, id: &ConversationId, write: &Write, erased: &E
 
 pub(super) async fn erase_keeps_the_ledger_and_removes_the_last_run(
     subject: &dyn StoreUnderTest,
-) -> CheckOutcome {
+) -> PassedOrSkipped {
     let store = subject.store();
     let id = conversation("a");
     let row = UsageRow::new(RequestEnd::Answered, Usage::default().with_input(9));
@@ -48,7 +48,7 @@ pub(super) async fn erase_keeps_the_ledger_and_removes_the_last_run(
     let before = rows().await;
     let gone = erased(3..=4, Some(2), 5);
     let Some(version) = erase(&*store, &id, &Write::on(version), &gone).await else {
-        return CheckOutcome::Skipped;
+        return PassedOrSkipped::Skipped;
     };
     let stored = subject.another().await.load(&id).await.expect("loading succeeds");
     assert_eq!((stored.last_run, stored.version), (None, version), "the end of the run repeats a message");
@@ -56,10 +56,10 @@ pub(super) async fn erase_keeps_the_ledger_and_removes_the_last_run(
     if store.traits().usage {
         assert_eq!((before.map(|rows| rows.len()), stored.used.usage.input), (Some(1), 9));
     }
-    CheckOutcome::Made
+    PassedOrSkipped::Made
 }
 
-pub(super) async fn erase_keeps_the_outcomes_of_prompts(subject: &dyn StoreUnderTest) -> CheckOutcome {
+pub(super) async fn erase_keeps_the_outcomes_of_prompts(subject: &dyn StoreUnderTest) -> PassedOrSkipped {
     let store = subject.store();
     let id = conversation("a");
     let version = committed(&*store, &id, created(&*store, &id).await, &turn(1, 4)).await;
@@ -79,7 +79,7 @@ pub(super) async fn erase_keeps_the_outcomes_of_prompts(subject: &dyn StoreUnder
     let version = committed(&*store, &id, version, &ending).await;
     let gone = erased(3..=4, Some(2), 5);
     let Some(version) = erase(&*store, &id, &Write::on(version), &gone).await else {
-        return CheckOutcome::Skipped;
+        return PassedOrSkipped::Skipped;
     };
     let stored = subject.another().await.load(&id).await.expect("loading succeeds");
     let cleared = "the text was erased";
@@ -99,17 +99,17 @@ pub(super) async fn erase_keeps_the_outcomes_of_prompts(subject: &dyn StoreUnder
     erase(&*store, &id, &Write::on(version), &gone).await;
     let stored = subject.another().await.load(&id).await.expect("loading succeeds");
     assert_eq!(stored.last_run, None, "outcomes that were removed do not return");
-    CheckOutcome::Made
+    PassedOrSkipped::Made
 }
 
-pub(super) async fn erase_requires_a_valid_lease(subject: &dyn StoreUnderTest) -> CheckOutcome {
+pub(super) async fn erase_requires_a_valid_lease(subject: &dyn StoreUnderTest) -> PassedOrSkipped {
     let store = subject.store();
     let id = conversation("a");
     let version = committed(&*store, &id, created(&*store, &id).await, &turn(1, 4)).await;
     let ann = Owner::new("ann");
     let lease = store.acquire(&id, &ann).await.expect("it has no owner");
     if lease.lasts.is_none() || !store.traits().erase {
-        return CheckOutcome::Skipped;
+        return PassedOrSkipped::Skipped;
     }
     let newer = subject.another().await.acquire(&id, &ann).await.expect("the same owner may acquire it");
     let gone = erased(3..=4, Some(2), 5);
@@ -122,10 +122,10 @@ pub(super) async fn erase_requires_a_valid_lease(subject: &dyn StoreUnderTest) -
     let lease = store.acquire(&id, &ann).await.expect("it has no owner");
     let write = Write::on(version).under(&lease);
     assert_eq!(erase(&*store, &id, &write, &gone).await, Some(version.next()));
-    CheckOutcome::Made
+    PassedOrSkipped::Made
 }
 
-pub(super) async fn erase_removes_nodes_and_their_cursors(subject: &dyn StoreUnderTest) -> CheckOutcome {
+pub(super) async fn erase_removes_nodes_and_their_cursors(subject: &dyn StoreUnderTest) -> PassedOrSkipped {
     let store = subject.store();
     let id = conversation("a");
     let version = created(&*store, &id).await;
@@ -133,7 +133,7 @@ pub(super) async fn erase_removes_nodes_and_their_cursors(subject: &dyn StoreUnd
     let version = committed(&*store, &id, version, &turn(1, 6).with_cursors(cursors)).await;
     let write = Write::on(version);
     let gone = erased(3..=6, Some(2), 7);
-    let Some(erased) = erase(&*store, &id, &write, &gone).await else { return CheckOutcome::Skipped };
+    let Some(erased) = erase(&*store, &id, &write, &gone).await else { return PassedOrSkipped::Skipped };
     assert_eq!(erased, version.next());
     let repeated = store.write(&id, &write, &Change::Erase(gone.clone())).await;
     assert_eq!(repeated.expect("a repetition returns the first result"), version.next());
@@ -154,12 +154,12 @@ pub(super) async fn erase_removes_nodes_and_their_cursors(subject: &dyn StoreUnd
     let stored = store.load(&id).await.expect("loading succeeds");
     assert_eq!(stored.nodes.len(), 3);
     assert_eq!(store.list(&Listing::default()).await.expect("listing succeeds").len(), 1);
-    CheckOutcome::Made
+    PassedOrSkipped::Made
 }
 
 pub(super) async fn erase_removes_a_derived_title_and_keeps_a_persons(
     subject: &dyn StoreUnderTest,
-) -> CheckOutcome {
+) -> PassedOrSkipped {
     let store = subject.store();
     let found = async |store: &dyn Store, word: &str| match word.parse() {
         Ok(word) => match store.search(&word, &Listing::default()).await {
@@ -194,7 +194,7 @@ pub(super) async fn erase_removes_a_derived_title_and_keeps_a_persons(
             let before = found(&*store, "secret").await;
             let gone = Erased { title: removes, ..erased(3..=4, Some(2), 5) };
             if erase(&*store, &id, &Write::on(version), &gone).await.is_none() {
-                return CheckOutcome::Skipped;
+                return PassedOrSkipped::Skipped;
             }
             let other = subject.another().await;
             let stored = other.load(&id).await.expect("loading succeeds");
@@ -207,18 +207,18 @@ pub(super) async fn erase_removes_a_derived_title_and_keeps_a_persons(
             }
         }
     }
-    CheckOutcome::Made
+    PassedOrSkipped::Made
 }
 
 pub(super) async fn erase_of_everything_leaves_an_empty_conversation(
     subject: &dyn StoreUnderTest,
-) -> CheckOutcome {
+) -> PassedOrSkipped {
     let store = subject.store();
     let id = conversation("a");
     let version = committed(&*store, &id, created(&*store, &id).await, &turn(1, 4)).await;
     let gone = erased(1..=4, None, 5);
     let Some(erased_at) = erase(&*store, &id, &Write::on(version), &gone).await else {
-        return CheckOutcome::Skipped;
+        return PassedOrSkipped::Skipped;
     };
     assert_eq!(erased_at, version.next());
     let stored = store.load(&id).await.expect("loading succeeds");
@@ -227,5 +227,5 @@ pub(super) async fn erase_of_everything_leaves_an_empty_conversation(
         .write(&conversation("missing"), &Write::on(version), &Change::Erase(erased(1..=1, None, 2)))
         .await;
     assert!(missing.expect_err("it does not exist").is_not_found());
-    CheckOutcome::Made
+    PassedOrSkipped::Made
 }

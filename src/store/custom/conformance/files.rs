@@ -3,7 +3,7 @@ use std::sync::Arc;
 use serde_json::json;
 
 use super::{
-    CheckOutcome, StoreUnderTest, committed, conversation, created, node_id,
+    PassedOrSkipped, StoreUnderTest, committed, conversation, created, node_id,
     turns::{keeping, listed, turn_id},
 };
 use crate::{
@@ -40,7 +40,7 @@ async fn loaded(subject: &dyn StoreUnderTest, id: &ConversationId) -> Stored {
     subject.another().await.load(id).await.expect("loading succeeds")
 }
 
-pub(super) async fn large_attachments_are_preserved(subject: &dyn StoreUnderTest) -> CheckOutcome {
+pub(super) async fn large_attachments_are_preserved(subject: &dyn StoreUnderTest) -> PassedOrSkipped {
     let store = subject.store();
     let id = conversation("files");
     let name = "a".repeat(64);
@@ -81,12 +81,12 @@ pub(super) async fn large_attachments_are_preserved(subject: &dyn StoreUnderTest
     let stored = loaded(subject, &id).await;
     assert!(stored.nodes == nodes, "a message differs from the written one");
     assert!(messages(&stored) == encode(expected.into_iter().map(Arc::new)), "the JSON of a message differs");
-    CheckOutcome::Made
+    PassedOrSkipped::Made
 }
 
 pub(super) async fn attachment_of_a_repeated_commit_is_preserved(
     subject: &dyn StoreUnderTest,
-) -> CheckOutcome {
+) -> PassedOrSkipped {
     let store = subject.store();
     let id = conversation("repeated");
     let version = created(&*store, &id).await;
@@ -103,7 +103,7 @@ pub(super) async fn attachment_of_a_repeated_commit_is_preserved(
     assert_eq!((stored.version, stored.nodes.len()), (version, 2));
     assert!(stored.nodes[0].message().content == beside("first", photo('A')).content);
     assert!(stored.nodes[1].message().content == beside("second", photo('B')).content);
-    CheckOutcome::Made
+    PassedOrSkipped::Made
 }
 
 /// Erases a node without children. Returns `None` if the store does not support this.
@@ -117,7 +117,7 @@ async fn erase(store: &dyn Store, id: &ConversationId, base: Version, number: u6
 
 pub(super) async fn erase_keeps_an_attachment_of_another_message(
     subject: &dyn StoreUnderTest,
-) -> CheckOutcome {
+) -> PassedOrSkipped {
     let store = subject.store();
     let id = conversation("erased");
     let mut version = created(&*store, &id).await;
@@ -126,7 +126,7 @@ pub(super) async fn erase_keeps_an_attachment_of_another_message(
     }
     // The bytes may be stored with any of the nodes that have them.
     for (number, left) in [(1, vec![2, 3, 4]), (4, vec![2, 3]), (3, vec![2])] {
-        let Some(next) = erase(&*store, &id, version, number).await else { return CheckOutcome::Skipped };
+        let Some(next) = erase(&*store, &id, version, number).await else { return PassedOrSkipped::Skipped };
         version = next;
         let stored = loaded(subject, &id).await;
         assert_eq!(stored.nodes.iter().map(|node| node.id().get()).collect::<Vec<_>>(), left);
@@ -142,13 +142,13 @@ pub(super) async fn erase_keeps_an_attachment_of_another_message(
     let version = erase(&*store, &id, version, 2).await.expect("the store erases");
     erase(&*store, &id, version, 101).await;
     assert_eq!(loaded(subject, &id).await.nodes, []);
-    CheckOutcome::Made
+    PassedOrSkipped::Made
 }
 
 pub(super) async fn attachments_of_a_turn_in_flight_are_preserved(
     subject: &dyn StoreUnderTest,
-) -> CheckOutcome {
-    let Some(store) = keeping(subject) else { return CheckOutcome::Skipped };
+) -> PassedOrSkipped {
+    let Some(store) = keeping(subject) else { return PassedOrSkipped::Skipped };
     let id = conversation("turn");
     let version = created(&*store, &id).await;
     let tool_use = ToolUse::new("1", "paint", json!({}));
@@ -208,5 +208,5 @@ pub(super) async fn attachments_of_a_turn_in_flight_are_preserved(
     assert_eq!((stored.version, stored.last_run), (version, None));
     assert!(stored.nodes[0].message().content == beside("first", photo('A')).content);
     assert!(stored.nodes[1].message().content == beside("again", photo('D')).content);
-    CheckOutcome::Made
+    PassedOrSkipped::Made
 }

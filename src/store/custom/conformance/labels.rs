@@ -1,6 +1,6 @@
 use std::sync::Arc;
 
-use super::{CheckOutcome, StoreUnderTest, committed, conversation, created, turn};
+use super::{PassedOrSkipped, StoreUnderTest, committed, conversation, created, turn};
 use crate::store::{
     Change, Commit, Filter, Labels, Page, StateChange, Store, StoreError, StoredState, Summary, Version,
     Write,
@@ -40,8 +40,8 @@ async fn labelling(subject: &dyn StoreUnderTest) -> Option<Arc<dyn Store>> {
     }
 }
 
-pub(super) async fn labels_are_kept_by_every_other_write(subject: &dyn StoreUnderTest) -> CheckOutcome {
-    let Some(store) = labelling(subject).await else { return CheckOutcome::Skipped };
+pub(super) async fn labels_are_kept_by_every_other_write(subject: &dyn StoreUnderTest) -> PassedOrSkipped {
+    let Some(store) = labelling(subject).await else { return PassedOrSkipped::Skipped };
     let (id, expected) = (conversation("a"), labels(&[("tenant", "a"), ("kind", "Ünïcode \"quoted\"")]));
     let mut version = labelled(&*store, "a", &[("tenant", "a"), ("kind", "Ünïcode \"quoted\"")]).await;
     let check = async || {
@@ -66,11 +66,11 @@ pub(super) async fn labels_are_kept_by_every_other_write(subject: &dyn StoreUnde
     check().await;
     committed(&*store, &id, version, &turn(3, 4).with_state(state)).await;
     check().await;
-    CheckOutcome::Made
+    PassedOrSkipped::Made
 }
 
-pub(super) async fn label_change_replaces_all_labels(subject: &dyn StoreUnderTest) -> CheckOutcome {
-    let Some(store) = labelling(subject).await else { return CheckOutcome::Skipped };
+pub(super) async fn label_change_replaces_all_labels(subject: &dyn StoreUnderTest) -> PassedOrSkipped {
+    let Some(store) = labelling(subject).await else { return PassedOrSkipped::Skipped };
     let id = conversation("a");
     let version = labelled(&*store, "a", &[("tenant", "a"), ("user", "ann")]).await;
     let change = StateChange::Labels(labels(&[("user", "ben"), ("kind", "x")]));
@@ -91,13 +91,13 @@ pub(super) async fn label_change_replaces_all_labels(subject: &dyn StoreUnderTes
     store.write(&id, &Write::on(changed), &Change::State(none)).await.expect("removing labels succeeds");
     assert_eq!(list(&*store, &filter(&[("user", "ben")]), Page::default()).await, []);
     assert_eq!(store.load(&id).await.expect("loading succeeds").state.labels, Labels::default());
-    CheckOutcome::Made
+    PassedOrSkipped::Made
 }
 
 pub(super) async fn list_by_labels_contains_exactly_the_matches(
     subject: &dyn StoreUnderTest,
-) -> CheckOutcome {
-    let Some(store) = labelling(subject).await else { return CheckOutcome::Skipped };
+) -> PassedOrSkipped {
+    let Some(store) = labelling(subject).await else { return PassedOrSkipped::Skipped };
     for number in 0..24_u32 {
         let tenant = if number % 3 == 0 { "a" } else { "b" };
         let mut pairs = vec![("tenant", tenant)];
@@ -131,19 +131,19 @@ pub(super) async fn list_by_labels_contains_exactly_the_matches(
     }
     store.delete(&conversation("n0"), None).await.expect("deleting succeeds");
     assert_eq!(list(&*store, &filters[1], Page::first(100)).await.len(), 7, "a deleted one is not listed");
-    CheckOutcome::Made
+    PassedOrSkipped::Made
 }
 
 fn page(all: &[Summary], from: usize, limit: usize) -> Vec<Summary> {
     all.iter().skip(from).take(limit).cloned().collect()
 }
 
-pub(super) async fn commit_without_an_update_keeps_the_time(subject: &dyn StoreUnderTest) -> CheckOutcome {
+pub(super) async fn commit_without_an_update_keeps_the_time(subject: &dyn StoreUnderTest) -> PassedOrSkipped {
     use crate::message::{RequestEnd, Usage, UsageRow};
 
     let store = subject.store();
     if !store.traits().usage {
-        return CheckOutcome::Skipped;
+        return PassedOrSkipped::Skipped;
     }
     let id = conversation("a");
     let version = committed(&*store, &id, created(&*store, &id).await, &turn(1, 2)).await;
@@ -158,5 +158,5 @@ pub(super) async fn commit_without_an_update_keeps_the_time(subject: &dyn StoreU
     super::lists::tick().await;
     committed(&*store, &id, after.version, &Commit::new(None).with_usage([])).await;
     assert!(store.load(&id).await.expect("loading succeeds").updated > before.updated, "a move is an update");
-    CheckOutcome::Made
+    PassedOrSkipped::Made
 }

@@ -2,7 +2,7 @@ use std::{collections::BTreeSet, sync::Arc};
 
 use tokio::sync::Semaphore;
 
-use super::{CheckOutcome, StoreUnderTest, committed, conversation, created, turn};
+use super::{PassedOrSkipped, StoreUnderTest, committed, conversation, created, turn};
 use crate::{
     message::Timestamp,
     store::{Change, ConversationId, Page, StateChange, Store, Summary, Write},
@@ -24,7 +24,7 @@ fn ids(summaries: &[Summary]) -> Vec<&str> {
     summaries.iter().map(|summary| summary.id.as_str()).collect()
 }
 
-pub(super) async fn list_puts_the_last_write_first(subject: &dyn StoreUnderTest) -> CheckOutcome {
+pub(super) async fn list_puts_the_last_write_first(subject: &dyn StoreUnderTest) -> PassedOrSkipped {
     let store = subject.store();
     assert_eq!(list(&*store, Page::default()).await, []);
     let (a, b, c) = (conversation("a"), conversation("b"), conversation("c"));
@@ -60,10 +60,10 @@ pub(super) async fn list_puts_the_last_write_first(subject: &dyn StoreUnderTest)
         assert_eq!(summary.damage, None);
     }
     assert_eq!((listed[1].title.as_deref(), listed[2].title.as_deref()), (Some("A"), None));
-    CheckOutcome::Made
+    PassedOrSkipped::Made
 }
 
-pub(super) async fn list_in_pages_contains_each_once(subject: &dyn StoreUnderTest) -> CheckOutcome {
+pub(super) async fn list_in_pages_contains_each_once(subject: &dyn StoreUnderTest) -> PassedOrSkipped {
     let store = subject.store();
     for number in 0..23 {
         created(&*store, &conversation(&format!("n{number}"))).await;
@@ -88,10 +88,12 @@ pub(super) async fn list_in_pages_contains_each_once(subject: &dyn StoreUnderTes
     assert_eq!(list(&*store, Page::first(0)).await, []);
     assert_eq!(list(&*store, Page::first(5).from(1_000_000)).await, []);
     assert_eq!(list(&*store, Page::first(usize::MAX).from(20)).await, all[20..]);
-    CheckOutcome::Made
+    PassedOrSkipped::Made
 }
 
-pub(super) async fn list_after_a_conversation_continues_there(subject: &dyn StoreUnderTest) -> CheckOutcome {
+pub(super) async fn list_after_a_conversation_continues_there(
+    subject: &dyn StoreUnderTest,
+) -> PassedOrSkipped {
     let store = subject.store();
     for number in 0..23 {
         created(&*store, &conversation(&format!("n{number}"))).await;
@@ -113,12 +115,12 @@ pub(super) async fn list_after_a_conversation_continues_there(subject: &dyn Stor
     }
     assert_eq!(paged, all);
     assert_eq!(list(&*store, Page::first(0).after(&all[3])).await, []);
-    CheckOutcome::Made
+    PassedOrSkipped::Made
 }
 
 pub(super) async fn list_after_a_conversation_during_writes_contains_each_unchanged_once(
     subject: &dyn StoreUnderTest,
-) -> CheckOutcome {
+) -> PassedOrSkipped {
     let store = subject.store();
     let mut versions = Vec::new();
     for number in 0..12 {
@@ -141,10 +143,12 @@ pub(super) async fn list_after_a_conversation_during_writes_contains_each_unchan
     other.delete(&conversation("n3"), None).await.expect("deleting succeeds");
     let third = list(&*store, Page::first(4).after(&second[3])).await;
     assert_eq!(ids(&third), ["n2", "n1", "n0"]);
-    CheckOutcome::Made
+    PassedOrSkipped::Made
 }
 
-pub(super) async fn list_during_writes_contains_each_unchanged(subject: &dyn StoreUnderTest) -> CheckOutcome {
+pub(super) async fn list_during_writes_contains_each_unchanged(
+    subject: &dyn StoreUnderTest,
+) -> PassedOrSkipped {
     let store = subject.store();
     let quiet: BTreeSet<ConversationId> =
         (0..12).map(|number| conversation(&format!("quiet{number}"))).collect();
@@ -181,10 +185,10 @@ pub(super) async fn list_during_writes_contains_each_unchanged(subject: &dyn Sto
     }
     pages.close();
     writer.await.expect("writing while listing succeeds");
-    CheckOutcome::Made
+    PassedOrSkipped::Made
 }
 
-pub(super) async fn summary_equals_the_list_entry(subject: &dyn StoreUnderTest) -> CheckOutcome {
+pub(super) async fn summary_equals_the_list_entry(subject: &dyn StoreUnderTest) -> PassedOrSkipped {
     let store = subject.store();
     let id = conversation("summary");
     let version = created(&*store, &id).await;
@@ -204,5 +208,5 @@ pub(super) async fn summary_equals_the_list_entry(subject: &dyn StoreUnderTest) 
         assert_eq!((summary.created, summary.updated), (stored.created, stored.updated));
         assert_eq!(summary.title.as_deref(), Some("A talk"));
     }
-    CheckOutcome::Made
+    PassedOrSkipped::Made
 }

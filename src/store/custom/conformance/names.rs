@@ -1,4 +1,4 @@
-use super::{CheckOutcome, StoreUnderTest, created};
+use super::{PassedOrSkipped, StoreUnderTest, created};
 use crate::error::InvalidId;
 use crate::store::{Change, ConversationId, Page, StateChange, StoreError, StoredState, Write};
 
@@ -35,7 +35,7 @@ fn strange() -> Vec<ConversationId> {
     ids.map(|id| ConversationId::new(id).expect("an unusual but valid id")).collect()
 }
 
-pub(super) async fn unusual_ids_do_not_collide(subject: &dyn StoreUnderTest) -> CheckOutcome {
+pub(super) async fn unusual_ids_do_not_collide(subject: &dyn StoreUnderTest) -> PassedOrSkipped {
     let store = subject.store();
     let ids = strange();
     for id in &ids {
@@ -89,10 +89,10 @@ pub(super) async fn unusual_ids_do_not_collide(subject: &dyn StoreUnderTest) -> 
         Err(StoreError::AlreadyExists { .. }) => {}
         Err(error) => panic!("creating CASE next to case failed: {error}"),
     }
-    CheckOutcome::Made
+    PassedOrSkipped::Made
 }
 
-pub(super) async fn unsafe_ids_are_rejected(_: &dyn StoreUnderTest) -> CheckOutcome {
+pub(super) async fn unsafe_ids_are_rejected(_: &dyn StoreUnderTest) -> PassedOrSkipped {
     let long = "x".repeat(ConversationId::MAX_LEN + 1);
     let attacks = [
         "",
@@ -148,5 +148,5 @@ pub(super) async fn unsafe_ids_are_rejected(_: &dyn StoreUnderTest) -> CheckOutc
             "{attack:?} was accepted as an id in JSON"
         );
     }
-    CheckOutcome::Made
+    PassedOrSkipped::Made
 }

@@ -1,6 +1,6 @@
 use futures_util::future::join;
 
-use super::{CheckOutcome, StoreUnderTest, conversation, created, turn};
+use super::{PassedOrSkipped, StoreUnderTest, conversation, created, turn};
 use crate::store::{Change, ConversationId, Lease, Owner, StateChange, Store, StoreError, Write};
 
 /// Renews a lease. Returns whether it is still valid.
@@ -14,7 +14,7 @@ async fn acquired(store: &dyn Store, id: &ConversationId, owner: &str) -> Lease 
     store.acquire(id, &Owner::new(owner)).await.expect("the conversation has no other owner")
 }
 
-pub(super) async fn lease_excludes_other_owners(subject: &dyn StoreUnderTest) -> CheckOutcome {
+pub(super) async fn lease_excludes_other_owners(subject: &dyn StoreUnderTest) -> PassedOrSkipped {
     let (store, another) = (subject.store(), subject.another().await);
     let id = conversation("owned");
     let version = created(&*store, &id).await;
@@ -28,7 +28,7 @@ pub(super) async fn lease_excludes_other_owners(subject: &dyn StoreUnderTest) ->
     }
     if lease.lasts.is_none() {
         store.release(&id, &lease, None).await.expect("releasing succeeds");
-        return CheckOutcome::Skipped;
+        return PassedOrSkipped::Skipped;
     }
 
     match another.acquire(&id, &ben).await {
@@ -59,16 +59,18 @@ pub(super) async fn lease_excludes_other_owners(subject: &dyn StoreUnderTest) ->
         another.write(&id, &write, &Change::Commit(turn(3, 4))).await.expect("ben may write"),
         version.next()
     );
-    CheckOutcome::Made
+    PassedOrSkipped::Made
 }
 
-pub(super) async fn expired_lease_can_be_acquired_by_another(subject: &dyn StoreUnderTest) -> CheckOutcome {
+pub(super) async fn expired_lease_can_be_acquired_by_another(
+    subject: &dyn StoreUnderTest,
+) -> PassedOrSkipped {
     let (store, another) = (subject.store(), subject.another().await);
     let id = conversation("left");
     let version = created(&*store, &id).await;
     let lease = acquired(&*store, &id, "ann").await;
     if lease.lasts.is_none() || !subject.run_out(&id).await {
-        return CheckOutcome::Skipped;
+        return PassedOrSkipped::Skipped;
     }
     assert_eq!(another.summary(&id).await.expect("the conversation exists").owner, None);
     let under = Write::on(version).under(&lease);
@@ -107,10 +109,10 @@ pub(super) async fn expired_lease_can_be_acquired_by_another(subject: &dyn Store
     );
     let unchecked = store.write(&id, &Write::on(version), &Change::Commit(turn(3, 4))).await;
     assert_eq!(unchecked.expect("without an epoch, versions decide"), version.next());
-    CheckOutcome::Made
+    PassedOrSkipped::Made
 }
 
-pub(super) async fn renew_returns_the_lost_leases(subject: &dyn StoreUnderTest) -> CheckOutcome {
+pub(super) async fn renew_returns_the_lost_leases(subject: &dyn StoreUnderTest) -> PassedOrSkipped {
     let store = subject.store();
     let ids = ["kept", "passed", "released", "deleted"].map(conversation);
     let mut leases = Vec::new();
@@ -121,7 +123,7 @@ pub(super) async fn renew_returns_the_lost_leases(subject: &dyn StoreUnderTest) 
     assert_eq!(store.renew(&leases).await.expect("the store responds"), []);
     assert_eq!(store.renew(&[]).await.expect("the store responds"), []);
     if leases[0].1.lasts.is_none() {
-        return CheckOutcome::Skipped;
+        return PassedOrSkipped::Skipped;
     }
     for (id, lease) in &leases[1..3] {
         store.release(id, lease, None).await.expect("releasing succeeds");
@@ -133,18 +135,18 @@ pub(super) async fn renew_returns_the_lost_leases(subject: &dyn StoreUnderTest) 
     let mut expected = ids[1..].to_vec();
     expected.sort();
     assert_eq!(lost, expected);
-    CheckOutcome::Made
+    PassedOrSkipped::Made
 }
 
 pub(super) async fn lease_of_a_deleted_conversation_is_invalid_for_a_later_one(
     subject: &dyn StoreUnderTest,
-) -> CheckOutcome {
+) -> PassedOrSkipped {
     let store = subject.store();
     let id = conversation("again");
     created(&*store, &id).await;
     let old = acquired(&*store, &id, "ann").await;
     if old.lasts.is_none() {
-        return CheckOutcome::Skipped;
+        return PassedOrSkipped::Skipped;
     }
     store.delete(&id, None).await.expect("the owner may delete it");
     assert!(matches!(store.acquire(&id, &Owner::new("ann")).await, Err(StoreError::NotFound { .. })));
@@ -162,12 +164,12 @@ pub(super) async fn lease_of_a_deleted_conversation_is_invalid_for_a_later_one(
         matches!(refused, Err(StoreError::Owned { .. })),
         "releasing the old lease ended the new one: {refused:?}"
     );
-    CheckOutcome::Made
+    PassedOrSkipped::Made
 }
 
 pub(super) async fn delete_under_a_lease_requires_a_valid_lease(
     subject: &dyn StoreUnderTest,
-) -> CheckOutcome {
+) -> PassedOrSkipped {
     let (store, another) = (subject.store(), subject.another().await);
     let id = conversation("unwanted");
     created(&*store, &id).await;
@@ -175,7 +177,7 @@ pub(super) async fn delete_under_a_lease_requires_a_valid_lease(
     if lease.lasts.is_none() {
         store.delete(&id, Some(&lease)).await.expect("nothing prevents the delete");
         assert!(another.summary(&id).await.is_err_and(|error| error.is_not_found()));
-        return CheckOutcome::Skipped;
+        return PassedOrSkipped::Skipped;
     }
     if subject.run_out(&id).await {
         let deleted = store.delete(&id, Some(&lease)).await;
@@ -187,16 +189,16 @@ pub(super) async fn delete_under_a_lease_requires_a_valid_lease(
     another.delete(&id, Some(&newer)).await.expect("the lease is valid");
     assert!(store.summary(&id).await.is_err_and(|error| error.is_not_found()));
     store.delete(&id, Some(&newer)).await.expect("deleting a missing conversation succeeds");
-    CheckOutcome::Made
+    PassedOrSkipped::Made
 }
 
-pub(super) async fn write_after_a_release_is_rejected(subject: &dyn StoreUnderTest) -> CheckOutcome {
+pub(super) async fn write_after_a_release_is_rejected(subject: &dyn StoreUnderTest) -> PassedOrSkipped {
     let store = subject.store();
     let id = conversation("given-back");
     let version = created(&*store, &id).await;
     let lease = acquired(&*store, &id, "ann").await;
     if lease.lasts.is_none() {
-        return CheckOutcome::Skipped;
+        return PassedOrSkipped::Skipped;
     }
     store.release(&id, &lease, None).await.expect("releasing succeeds");
     let write = Write::on(version).under(&lease);
@@ -210,7 +212,7 @@ pub(super) async fn write_after_a_release_is_rejected(subject: &dyn StoreUnderTe
     }
     assert!(!renewed(&*store, &id, &lease).await);
     assert_eq!(store.load(&id).await.expect("the conversation exists").version, version);
-    CheckOutcome::Made
+    PassedOrSkipped::Made
 }
 
 /// The number of races in a check.
@@ -228,14 +230,14 @@ async fn race<A, B>(round: usize, a: impl Future<Output = A>, b: impl Future<Out
 
 pub(super) async fn write_during_an_acquisition_precedes_it_or_is_rejected(
     subject: &dyn StoreUnderTest,
-) -> CheckOutcome {
+) -> PassedOrSkipped {
     let (store, another) = (subject.store(), subject.another().await);
     for round in 0..RACES {
         let id = conversation(&format!("taken-{round}"));
         let version = created(&*store, &id).await;
         let lease = acquired(&*store, &id, "ann").await;
         if lease.lasts.is_none() {
-            return CheckOutcome::Skipped;
+            return PassedOrSkipped::Skipped;
         }
         let take_over = async {
             // In half of the rounds, the new owner has the same name as the old owner. Then the newer lease ends the
@@ -263,12 +265,12 @@ pub(super) async fn write_during_an_acquisition_precedes_it_or_is_rejected(
         let next = another.write(&id, &Write::on(found).under(&newer), &Change::Commit(turn(3, 4))).await;
         assert_eq!(next.expect("nothing was written after the acquisition"), found.next());
     }
-    CheckOutcome::Made
+    PassedOrSkipped::Made
 }
 
 pub(super) async fn renewal_during_an_acquisition_leaves_one_owner(
     subject: &dyn StoreUnderTest,
-) -> CheckOutcome {
+) -> PassedOrSkipped {
     let (store, another) = (subject.store(), subject.another().await);
     let ben = Owner::new("ben");
     for round in 0..RACES {
@@ -276,7 +278,7 @@ pub(super) async fn renewal_during_an_acquisition_leaves_one_owner(
         let version = created(&*store, &id).await;
         let lease = acquired(&*store, &id, "ann").await;
         if lease.lasts.is_none() || !subject.run_out(&id).await {
-            return CheckOutcome::Skipped;
+            return PassedOrSkipped::Skipped;
         }
         let renewal = renewed(&*store, &id, &lease);
         let owner = match race(round, renewal, another.acquire(&id, &ben)).await {
@@ -287,5 +289,5 @@ pub(super) async fn renewal_during_an_acquisition_leaves_one_owner(
         let write = Write::on(version).under(&owner);
         store.write(&id, &write, &Change::Commit(turn(1, 2))).await.expect("the owner may write");
     }
-    CheckOutcome::Made
+    PassedOrSkipped::Made
 }

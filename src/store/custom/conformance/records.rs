@@ -3,7 +3,7 @@ use std::{sync::Arc, time::Duration};
 use serde_json::{Value, json};
 
 use super::{
-    CheckOutcome, StoreUnderTest, committed, conversation, created, path,
+    PassedOrSkipped, StoreUnderTest, committed, conversation, created, path,
     turns::{keeping, listed, tick, turn_id, turn_of},
 };
 use crate::{
@@ -94,8 +94,8 @@ fn listed_ages(turn: &TurnSummary) -> (Timestamp, Timestamp, Vec<Timestamp>) {
     (turn.since, turn.recorded, turn.approvals.iter().filter_map(|approval| approval.since).collect())
 }
 
-pub(super) async fn records_of_any_content_are_summed_up(subject: &dyn StoreUnderTest) -> CheckOutcome {
-    let Some(store) = keeping(subject) else { return CheckOutcome::Skipped };
+pub(super) async fn records_of_any_content_are_summed_up(subject: &dyn StoreUnderTest) -> PassedOrSkipped {
+    let Some(store) = keeping(subject) else { return PassedOrSkipped::Skipped };
     let mut random = Random(13);
     for round in 0..8 {
         let id = conversation(&format!("c{round}"));
@@ -140,5 +140,5 @@ pub(super) async fn records_of_any_content_are_summed_up(subject: &dyn StoreUnde
     for which in [Turns::All, Turns::Waiting, Turns::Left] {
         listed(&*store, which, &Filter::default(), Page::default()).await;
     }
-    CheckOutcome::Made
+    PassedOrSkipped::Made
 }

@@ -2,7 +2,7 @@ use std::{collections::HashMap, sync::Arc};
 
 use serde::Deserialize;
 
-use super::{CheckOutcome, StoreUnderTest, committed, conversation, node_id};
+use super::{PassedOrSkipped, StoreUnderTest, committed, conversation, node_id};
 use crate::{
     message::{Content, Message, Thinking},
     store::{
@@ -55,8 +55,8 @@ async fn found(store: &dyn Store, filter: &Filter, text: &str, page: Page) -> Ve
     hits.map(|hit| (hit.conversation.id.to_string(), hit.node.map(NodeId::get))).collect()
 }
 
-pub(super) async fn search_finds_words_in_titles_and_texts(subject: &dyn StoreUnderTest) -> CheckOutcome {
-    let Some(store) = searching(subject).await else { return CheckOutcome::Skipped };
+pub(super) async fn search_finds_words_in_titles_and_texts(subject: &dyn StoreUnderTest) -> PassedOrSkipped {
+    let Some(store) = searching(subject).await else { return PassedOrSkipped::Skipped };
     let thinking = Message::assistant([
         Content::from(Thinking::new("hidden reasoning")),
         Content::from("The blue lake, below the Mountain."),
@@ -121,11 +121,11 @@ pub(super) async fn search_finds_words_in_titles_and_texts(subject: &dyn StoreUn
         .hits;
     assert!(hits[0].excerpt.contains("Fuji"), "{:?}", hits[0].excerpt);
     assert_eq!(hits[0].conversation, b);
-    CheckOutcome::Made
+    PassedOrSkipped::Made
 }
 
-pub(super) async fn search_after_a_removal_finds_nothing(subject: &dyn StoreUnderTest) -> CheckOutcome {
-    let Some(store) = searching(subject).await else { return CheckOutcome::Skipped };
+pub(super) async fn search_after_a_removal_finds_nothing(subject: &dyn StoreUnderTest) -> PassedOrSkipped {
+    let Some(store) = searching(subject).await else { return PassedOrSkipped::Skipped };
     let (a, all) = (conversation("a"), Filter::default());
     let version = talk(&*store, "a", "x", "apple", Message::assistant("pear")).await;
     let version = store
@@ -148,32 +148,32 @@ pub(super) async fn search_after_a_removal_finds_nothing(subject: &dyn StoreUnde
     for word in ["apple", "pear", "plum"] {
         assert_eq!(found(&*store, &all, word, default()).await, []);
     }
-    CheckOutcome::Made
+    PassedOrSkipped::Made
 }
 
-pub(super) async fn invalid_queries_are_rejected(_: &dyn StoreUnderTest) -> CheckOutcome {
+pub(super) async fn invalid_queries_are_rejected(_: &dyn StoreUnderTest) -> PassedOrSkipped {
     for text in ["", "  -+* ", "\"open", "a\"b", &"a ".repeat(33), &"a".repeat(1025)] {
         let error = text.parse::<Query>().expect_err("an invalid query");
         assert!(matches!(error, StoreError::InvalidQuery { .. }), "{error:?}");
     }
-    CheckOutcome::Made
+    PassedOrSkipped::Made
 }
 
 /// A text, and whether a query finds it.
 #[derive(Deserialize)]
-pub(in crate::store) struct Case {
+pub(in crate::store) struct SearchTestCase {
     pub(in crate::store) text: String,
     pub(in crate::store) query: String,
     pub(in crate::store) found: bool,
 }
 
 /// Returns the texts and queries with which each store must agree.
-pub(in crate::store) fn cases() -> Vec<Case> {
+pub(in crate::store) fn cases() -> Vec<SearchTestCase> {
     serde_json::from_str(include_str!("words.json")).expect("the cases are valid JSON")
 }
 
-pub(super) async fn search_splits_the_words_of_every_script(subject: &dyn StoreUnderTest) -> CheckOutcome {
-    let Some(store) = searching(subject).await else { return CheckOutcome::Skipped };
+pub(super) async fn search_splits_the_words_of_every_script(subject: &dyn StoreUnderTest) -> PassedOrSkipped {
+    let Some(store) = searching(subject).await else { return PassedOrSkipped::Skipped };
     let cases = cases();
     let mut ids = HashMap::new();
     for (number, case) in cases.iter().enumerate() {
@@ -193,7 +193,7 @@ pub(super) async fn search_splits_the_words_of_every_script(subject: &dyn StoreU
         }
         ids.insert(case.text.clone(), id);
     }
-    for Case { text, query, found: expected } in &cases {
+    for SearchTestCase { text, query, found: expected } in &cases {
         let hits = found(&*store, &Filter::default(), query, Page::first(1000)).await;
         let is_found = hits.iter().any(|(id, _)| *id == ids[text].to_string());
         assert_eq!(is_found, *expected, "{query:?} in {text:?}");
@@ -212,5 +212,5 @@ pub(super) async fn search_splits_the_words_of_every_script(subject: &dyn StoreU
     for (query, count) in [("beforetheend", 1), ("xxxx", 1), ("気天", 1), ("aftertheend", 0)] {
         assert_eq!(found(&*store, &Filter::default(), query, Page::default()).await.len(), count, "{query}");
     }
-    CheckOutcome::Made
+    PassedOrSkipped::Made
 }

@@ -1,6 +1,6 @@
 use std::{collections::BTreeMap, time::Duration};
 
-use super::{CheckOutcome, StoreUnderTest, committed, conversation, turn};
+use super::{PassedOrSkipped, StoreUnderTest, committed, conversation, turn};
 use crate::{
     provider::{Options, Secret},
     store::{Change, StateChange, StoredState, TitleBy, Write},
@@ -18,7 +18,7 @@ fn full() -> StoredState {
         .with_title("A talk")
 }
 
-pub(super) async fn state_change_replaces_the_whole_state(subject: &dyn StoreUnderTest) -> CheckOutcome {
+pub(super) async fn state_change_replaces_the_whole_state(subject: &dyn StoreUnderTest) -> PassedOrSkipped {
     let store = subject.store();
     let id = conversation("state");
     let version = store.write(&id, &Write::first(), &Change::create(full())).await.expect("the id is free");
@@ -34,10 +34,12 @@ pub(super) async fn state_change_replaces_the_whole_state(subject: &dyn StoreUnd
     assert_eq!(stored.state, other, "the new state was not stored completely");
     assert_eq!(stored.nodes.len(), 2);
     assert_eq!(store.summary(&id).await.expect("the conversation exists").title, None);
-    CheckOutcome::Made
+    PassedOrSkipped::Made
 }
 
-pub(super) async fn title_change_keeps_the_rest_of_the_state(subject: &dyn StoreUnderTest) -> CheckOutcome {
+pub(super) async fn title_change_keeps_the_rest_of_the_state(
+    subject: &dyn StoreUnderTest,
+) -> PassedOrSkipped {
     let store = subject.store();
     let id = conversation("title");
     let mut version =
@@ -54,10 +56,10 @@ pub(super) async fn title_change_keeps_the_rest_of_the_state(subject: &dyn Store
         assert_eq!(StoredState { title: full().title, ..state }, full(), "more than the title changed");
         assert_eq!(store.summary(&id).await.expect("the conversation exists").title, title);
     }
-    CheckOutcome::Made
+    PassedOrSkipped::Made
 }
 
-pub(super) async fn commit_with_state_writes_both(subject: &dyn StoreUnderTest) -> CheckOutcome {
+pub(super) async fn commit_with_state_writes_both(subject: &dyn StoreUnderTest) -> PassedOrSkipped {
     let store = subject.store();
     let id = conversation("both");
     let version = store
@@ -70,10 +72,10 @@ pub(super) async fn commit_with_state_writes_both(subject: &dyn StoreUnderTest) 
     let stored = store.load(&id).await.expect("the conversation exists");
     assert_eq!((stored.nodes.len(), stored.state), (4, full()));
     assert_eq!(store.summary(&id).await.expect("the conversation exists").title, full().title);
-    CheckOutcome::Made
+    PassedOrSkipped::Made
 }
 
-pub(super) async fn secrets_are_not_stored(subject: &dyn StoreUnderTest) -> CheckOutcome {
+pub(super) async fn secrets_are_not_stored(subject: &dyn StoreUnderTest) -> PassedOrSkipped {
     let store = subject.store();
     let id = conversation("secrets");
     let mut state = full();
@@ -100,5 +102,5 @@ pub(super) async fn secrets_are_not_stored(subject: &dyn StoreUnderTest) -> Chec
             store.write(&id, &write, &Change::Commit(commit.clone())).await.expect("the commit succeeds")
         };
     }
-    CheckOutcome::Made
+    PassedOrSkipped::Made
 }

@@ -5,7 +5,7 @@ use std::{
 
 use serde_json::json;
 
-use super::{CheckOutcome, StoreUnderTest, committed, conversation, created, node_id, turn};
+use super::{PassedOrSkipped, StoreUnderTest, committed, conversation, created, node_id, turn};
 use crate::{
     message::{Message, Timestamp, ToolUse, TurnId},
     run::{BranchPoint, KnownPrompt, PendingUse, PromptState, RunEnd, RunOutcome, TurnRecord},
@@ -81,8 +81,10 @@ pub(super) async fn tick() {
     }
 }
 
-pub(super) async fn turn_in_flight_is_the_sum_of_its_records(subject: &dyn StoreUnderTest) -> CheckOutcome {
-    let Some(store) = keeping(subject) else { return CheckOutcome::Skipped };
+pub(super) async fn turn_in_flight_is_the_sum_of_its_records(
+    subject: &dyn StoreUnderTest,
+) -> PassedOrSkipped {
+    let Some(store) = keeping(subject) else { return PassedOrSkipped::Skipped };
     let id = conversation("a");
     let version = committed(&*store, &id, created(&*store, &id).await, &turn(1, 2)).await;
     assert_eq!(turn_of(&*store, &id).await, None);
@@ -121,11 +123,11 @@ pub(super) async fn turn_in_flight_is_the_sum_of_its_records(subject: &dyn Store
     let four = turn_of(&*store, &id).await.expect("a turn is in flight");
     assert_eq!((four.record.turn, four.record.append), (turn_id(2), messages(&["e"])));
     assert_eq!(four.record.prompts, []);
-    CheckOutcome::Made
+    PassedOrSkipped::Made
 }
 
-pub(super) async fn record_keeps_the_time_of_the_last_write(subject: &dyn StoreUnderTest) -> CheckOutcome {
-    let Some(store) = keeping(subject) else { return CheckOutcome::Skipped };
+pub(super) async fn record_keeps_the_time_of_the_last_write(subject: &dyn StoreUnderTest) -> PassedOrSkipped {
+    let Some(store) = keeping(subject) else { return PassedOrSkipped::Skipped };
     let id = conversation("a");
     let version = committed(&*store, &id, created(&*store, &id).await, &turn(1, 2)).await;
     let before = store.summary(&id).await.expect("the conversation exists").updated;
@@ -155,7 +157,7 @@ pub(super) async fn record_keeps_the_time_of_the_last_write(subject: &dyn StoreU
     let titled = StoredState::default().with_title("A");
     committed(&*store, &id, version, &recorded(record(1).with_head(head)).with_state(titled)).await;
     assert!(store.summary(&id).await.expect("the conversation exists").updated > before, "the state changed");
-    CheckOutcome::Made
+    PassedOrSkipped::Made
 }
 
 /// Records a turn in flight on the head `2`, and returns the next version.
@@ -170,8 +172,8 @@ async fn in_flight(store: &dyn Store, id: &ConversationId) -> Version {
 
 pub(super) async fn turn_ends_with_its_run_with_nodes_or_with_a_move(
     subject: &dyn StoreUnderTest,
-) -> CheckOutcome {
-    let Some(store) = keeping(subject) else { return CheckOutcome::Skipped };
+) -> PassedOrSkipped {
+    let Some(store) = keeping(subject) else { return PassedOrSkipped::Skipped };
     let head = NodeId::new(2);
     let end = RunEnd::new(RunOutcome::Discarded)
         .with_turn(turn_id(1))
@@ -200,13 +202,13 @@ pub(super) async fn turn_ends_with_its_run_with_nodes_or_with_a_move(
     open.sort();
     assert_eq!(open, ["next", "same"]);
     assert_eq!(ids(&*store, Turns::Waiting).await, ["same"]);
-    CheckOutcome::Made
+    PassedOrSkipped::Made
 }
 
 pub(super) async fn record_on_another_head_begins_the_turn_again(
     subject: &dyn StoreUnderTest,
-) -> CheckOutcome {
-    let Some(store) = keeping(subject) else { return CheckOutcome::Skipped };
+) -> PassedOrSkipped {
+    let Some(store) = keeping(subject) else { return PassedOrSkipped::Skipped };
     let id = conversation("a");
     let waits = |head: Option<NodeId>| {
         record(1).with_head(head).with_waiting(vec![PendingUse::new(TurnId::default(), tool_use("use"))])
@@ -225,11 +227,11 @@ pub(super) async fn record_on_another_head_begins_the_turn_again(
         (all[0].since, all[0].recorded, approvals),
         (after.since, after.recorded, vec![Some(after.since)])
     );
-    CheckOutcome::Made
+    PassedOrSkipped::Made
 }
 
-pub(super) async fn turn_stays_when_the_state_changes(subject: &dyn StoreUnderTest) -> CheckOutcome {
-    let Some(store) = keeping(subject) else { return CheckOutcome::Skipped };
+pub(super) async fn turn_stays_when_the_state_changes(subject: &dyn StoreUnderTest) -> PassedOrSkipped {
+    let Some(store) = keeping(subject) else { return PassedOrSkipped::Skipped };
     let id = conversation("a");
     let version = in_flight(&*store, &id).await;
     let before = turn_of(&*store, &id).await.expect("a turn is in flight");
@@ -240,11 +242,11 @@ pub(super) async fn turn_stays_when_the_state_changes(subject: &dyn StoreUnderTe
     assert_eq!(after, StoredTurn { version, ..before });
     let all = listed(&*store, Turns::Waiting, &Filter::default(), Page::default()).await;
     assert_eq!((all.len(), all[0].version, all[0].approvals.clone()), (1, version, after.approvals()));
-    CheckOutcome::Made
+    PassedOrSkipped::Made
 }
 
-pub(super) async fn approvals_keep_their_age_and_expire(subject: &dyn StoreUnderTest) -> CheckOutcome {
-    let Some(store) = keeping(subject) else { return CheckOutcome::Skipped };
+pub(super) async fn approvals_keep_their_age_and_expire(subject: &dyn StoreUnderTest) -> PassedOrSkipped {
+    let Some(store) = keeping(subject) else { return PassedOrSkipped::Skipped };
     let id = conversation("a");
     let version = created(&*store, &id).await;
     let first = PendingUse::new(TurnId::default(), tool_use("1"))
@@ -281,11 +283,11 @@ pub(super) async fn approvals_keep_their_age_and_expire(subject: &dyn StoreUnder
     committed(&*store, &id, version, &waits(&[])).await;
     assert_eq!(ids(&*store, Turns::Waiting).await, [""; 0]);
     assert_eq!(ids(&*store, Turns::Left).await, ["a"], "it needs somebody to go on");
-    CheckOutcome::Made
+    PassedOrSkipped::Made
 }
 
-pub(super) async fn clock_is_that_of_the_records(subject: &dyn StoreUnderTest) -> CheckOutcome {
-    let Some(store) = keeping(subject) else { return CheckOutcome::Skipped };
+pub(super) async fn clock_is_that_of_the_records(subject: &dyn StoreUnderTest) -> PassedOrSkipped {
+    let Some(store) = keeping(subject) else { return PassedOrSkipped::Skipped };
     let id = conversation("a");
     let version = created(&*store, &id).await;
     let version = committed(&*store, &id, version, &recorded(record(1))).await;
@@ -297,11 +299,11 @@ pub(super) async fn clock_is_that_of_the_records(subject: &dyn StoreUnderTest) -
     let second = turn_of(&*store, &id).await.expect("a turn is in flight");
     let times = [first.recorded, first.now, listed, second.recorded, second.now];
     assert!(times.is_sorted(), "{times:?}");
-    CheckOutcome::Made
+    PassedOrSkipped::Made
 }
 
-pub(super) async fn turns_are_listed_by_age_and_labels(subject: &dyn StoreUnderTest) -> CheckOutcome {
-    let Some(store) = keeping(subject) else { return CheckOutcome::Skipped };
+pub(super) async fn turns_are_listed_by_age_and_labels(subject: &dyn StoreUnderTest) -> PassedOrSkipped {
+    let Some(store) = keeping(subject) else { return PassedOrSkipped::Skipped };
     let labels = |tenant: &str| Labels::new([("tenant", tenant)]).expect("valid labels");
     let begin = async |name: &str, tenant: &str, waiting: Vec<PendingUse>| {
         let (id, state) = (conversation(name), StoredState::default().with_labels(labels(tenant)));
@@ -344,16 +346,16 @@ pub(super) async fn turns_are_listed_by_age_and_labels(subject: &dyn StoreUnderT
     committed(&*store, &c, c_version, &recorded(record)).await;
     assert_eq!(ids(&*subject.another().await, Turns::Waiting).await, ["a", "c"]);
     assert_eq!(ids(&*store, Turns::All).await[0], "c");
-    CheckOutcome::Made
+    PassedOrSkipped::Made
 }
 
-pub(super) async fn turns_of_an_owner_are_not_left(subject: &dyn StoreUnderTest) -> CheckOutcome {
-    let Some(store) = keeping(subject) else { return CheckOutcome::Skipped };
+pub(super) async fn turns_of_an_owner_are_not_left(subject: &dyn StoreUnderTest) -> PassedOrSkipped {
+    let Some(store) = keeping(subject) else { return PassedOrSkipped::Skipped };
     let id = conversation("a");
     let version = created(&*store, &id).await;
     let lease = store.acquire(&id, &Owner::new("ann")).await.expect("it has no owner");
     if lease.lasts.is_none() {
-        return CheckOutcome::Skipped;
+        return PassedOrSkipped::Skipped;
     }
     let waiting = vec![PendingUse::new(TurnId::default(), tool_use("1")).with_survives(false)];
     let commit = recorded(record(1).with_waiting(waiting));
@@ -376,11 +378,11 @@ pub(super) async fn turns_of_an_owner_are_not_left(subject: &dyn StoreUnderTest)
     assert_eq!(store.summary(&id).await.expect("the conversation exists").owner, None);
     assert_eq!(ids(&*store, Turns::Left).await, ["a"]);
     assert_eq!(ids(&*store, Turns::Waiting).await, [""; 0], "the pause has ended with its process");
-    CheckOutcome::Made
+    PassedOrSkipped::Made
 }
 
-pub(super) async fn mark_is_returned_until_the_next_write(subject: &dyn StoreUnderTest) -> CheckOutcome {
-    let Some(store) = keeping(subject) else { return CheckOutcome::Skipped };
+pub(super) async fn mark_is_returned_until_the_next_write(subject: &dyn StoreUnderTest) -> PassedOrSkipped {
+    let Some(store) = keeping(subject) else { return PassedOrSkipped::Skipped };
     let id = conversation("a");
     let version = created(&*store, &id).await;
     let mark = |number| Some(EventId::new(0xabc, number));
@@ -411,11 +413,11 @@ pub(super) async fn mark_is_returned_until_the_next_write(subject: &dyn StoreUnd
     store.write(&id, &write, &Change::Commit(Commit::new(None))).await.expect("the owner may write");
     assert_eq!(found().await, None);
     store.release(&id, &lease, None).await.expect("releasing succeeds");
-    CheckOutcome::Made
+    PassedOrSkipped::Made
 }
 
-pub(super) async fn turn_is_removed_by_erase_and_delete(subject: &dyn StoreUnderTest) -> CheckOutcome {
-    let Some(store) = keeping(subject) else { return CheckOutcome::Skipped };
+pub(super) async fn turn_is_removed_by_erase_and_delete(subject: &dyn StoreUnderTest) -> PassedOrSkipped {
+    let Some(store) = keeping(subject) else { return PassedOrSkipped::Skipped };
     let id = conversation("a");
     let version = in_flight(&*store, &id).await;
     let erased = Erased { nodes: vec![node_id(2)], head: NodeId::new(1), next: node_id(3), title: true };
@@ -432,5 +434,5 @@ pub(super) async fn turn_is_removed_by_erase_and_delete(subject: &dyn StoreUnder
     assert!(store.turn(&gone).await.expect_err("it is deleted").is_not_found());
     created(&*store, &gone).await;
     assert_eq!(turn_of(&*store, &gone).await, None, "a later conversation has no turn");
-    CheckOutcome::Made
+    PassedOrSkipped::Made
 }

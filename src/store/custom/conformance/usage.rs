@@ -1,6 +1,6 @@
 use std::sync::Arc;
 
-use super::{CheckOutcome, StoreUnderTest, committed, conversation, created, node_id, turn};
+use super::{PassedOrSkipped, StoreUnderTest, committed, conversation, created, node_id, turn};
 use crate::{
     message::{Message, MessageId, Purpose, RequestEnd, Timestamp, TurnId, Usage, UsageRow, UsageSum},
     provider::StopReason,
@@ -33,8 +33,8 @@ async fn used(store: &dyn Store, filter: &Filter, from: u64, to: u64) -> Vec<(Op
     sums.into_iter().map(|UsageSum { model, requests, usage }| (model, requests, usage.input)).collect()
 }
 
-pub(super) async fn usage_rows_are_returned_newest_first(subject: &dyn StoreUnderTest) -> CheckOutcome {
-    let Some(store) = keeping(subject) else { return CheckOutcome::Skipped };
+pub(super) async fn usage_rows_are_returned_newest_first(subject: &dyn StoreUnderTest) -> PassedOrSkipped {
+    let Some(store) = keeping(subject) else { return PassedOrSkipped::Skipped };
     let id = conversation("a");
     let version = created(&*store, &id).await;
     let turn_id: TurnId = "00112233445566778899aabbccddeeff".parse().expect("a turn's id");
@@ -70,13 +70,13 @@ pub(super) async fn usage_rows_are_returned_newest_first(subject: &dyn StoreUnde
     assert_eq!((used.requests, used.usage.input, used.usage.output), (3, (1 << 40) + 7, 5));
     let missing = store.usage(&conversation("missing"), &Page::default()).await;
     assert!(missing.expect_err("it does not exist").is_not_found());
-    CheckOutcome::Made
+    PassedOrSkipped::Made
 }
 
 pub(super) async fn commit_without_usage_rows_adds_a_row_per_node_with_usage(
     subject: &dyn StoreUnderTest,
-) -> CheckOutcome {
-    let Some(store) = keeping(subject) else { return CheckOutcome::Skipped };
+) -> PassedOrSkipped {
+    let Some(store) = keeping(subject) else { return PassedOrSkipped::Skipped };
     let id = conversation("a");
     let version = created(&*store, &id).await;
     let answer = Message::assistant("Yes").with_timestamp(at(5));
@@ -89,11 +89,11 @@ pub(super) async fn commit_without_usage_rows_adds_a_row_per_node_with_usage(
     let expected = UsageRow::new(RequestEnd::Answered, Usage::default().with_input(9)).with_at(at(5));
     assert_eq!(rows, [expected]);
     assert_eq!(used(&*store, &Filter::default(), 5, 6).await, [(None, 1, 9)]);
-    CheckOutcome::Made
+    PassedOrSkipped::Made
 }
 
-pub(super) async fn used_adds_up_the_matching_rows_by_model(subject: &dyn StoreUnderTest) -> CheckOutcome {
-    let Some(store) = keeping(subject) else { return CheckOutcome::Skipped };
+pub(super) async fn used_adds_up_the_matching_rows_by_model(subject: &dyn StoreUnderTest) -> PassedOrSkipped {
+    let Some(store) = keeping(subject) else { return PassedOrSkipped::Skipped };
     let labels = |tenant: &str| Labels::new([("tenant", tenant)]).expect("valid labels");
     for (id, tenant, input) in [("a", "x", 1), ("b", "x", 10), ("c", "y", 100)] {
         let state = StoredState::default().with_labels(labels(tenant));
@@ -119,13 +119,13 @@ pub(super) async fn used_adds_up_the_matching_rows_by_model(subject: &dyn StoreU
     assert_eq!(used(&*other, &x, 0, 1).await, [m(2, 11)]);
     let sums = other.used(&all, at(0)..at(3)).await.expect("the ledger can be read");
     assert_eq!(sums[1].usage.cost, Some(3.0));
-    CheckOutcome::Made
+    PassedOrSkipped::Made
 }
 
 pub(super) async fn used_by_a_deleted_sub_agent_keeps_the_label_of_its_root(
     subject: &dyn StoreUnderTest,
-) -> CheckOutcome {
-    let Some(store) = keeping(subject) else { return CheckOutcome::Skipped };
+) -> PassedOrSkipped {
+    let Some(store) = keeping(subject) else { return PassedOrSkipped::Skipped };
     let by = |name: &str, value: &str| Filter::with(Labels::new([(name, value)]).expect("valid labels"));
     for (id, input) in [("sub-a", 1), ("sub-b", 10)] {
         let labels = [("tenant", "x"), ("omni.root", "r"), ("omni.parent", "p"), ("omni.call", id)];
@@ -143,11 +143,13 @@ pub(super) async fn used_by_a_deleted_sub_agent_keeps_the_label_of_its_root(
     }
     assert_eq!(used(&*store, &by("omni.parent", "p"), 0, 1).await, [(None, 1, 10)]);
     assert_eq!(used(&*store, &by("omni.call", "sub-a"), 0, 1).await, []);
-    CheckOutcome::Made
+    PassedOrSkipped::Made
 }
 
-pub(super) async fn last_run_is_returned_until_the_next_turn(subject: &dyn StoreUnderTest) -> CheckOutcome {
-    let Some(store) = keeping(subject) else { return CheckOutcome::Skipped };
+pub(super) async fn last_run_is_returned_until_the_next_turn(
+    subject: &dyn StoreUnderTest,
+) -> PassedOrSkipped {
+    let Some(store) = keeping(subject) else { return PassedOrSkipped::Skipped };
     let id = conversation("a");
     let version = created(&*store, &id).await;
     let end = RunEnd {
@@ -169,11 +171,13 @@ pub(super) async fn last_run_is_returned_until_the_next_turn(subject: &dyn Store
     assert_eq!(store.load(&id).await.expect("loading succeeds").last_run, Some(stopped.clone()));
     committed(&*store, &id, version, &Commit::new(Some(node_id(2))).with_usage([])).await;
     assert_eq!(store.load(&id).await.expect("loading succeeds").last_run, Some(stopped), "moves keep it");
-    CheckOutcome::Made
+    PassedOrSkipped::Made
 }
 
-pub(super) async fn usage_of_any_size_is_added_up_and_deleted(subject: &dyn StoreUnderTest) -> CheckOutcome {
-    let Some(store) = keeping(subject) else { return CheckOutcome::Skipped };
+pub(super) async fn usage_of_any_size_is_added_up_and_deleted(
+    subject: &dyn StoreUnderTest,
+) -> PassedOrSkipped {
+    let Some(store) = keeping(subject) else { return PassedOrSkipped::Skipped };
     let id = conversation("a");
     let version = created(&*store, &id).await;
     let rows = (0..2000).map(|number| {
@@ -198,7 +202,7 @@ pub(super) async fn usage_of_any_size_is_added_up_and_deleted(subject: &dyn Stor
     assert_eq!(requests().await, 2000);
     store.delete(&id, None).await.expect("the conversation can be deleted");
     assert_eq!(requests().await, 2000, "the sums of a deleted conversation are kept");
-    CheckOutcome::Made
+    PassedOrSkipped::Made
 }
 
 /// Returns the number of requests of all conversations.

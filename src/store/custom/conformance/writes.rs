@@ -2,7 +2,7 @@ use std::{collections::BTreeSet, sync::Arc};
 
 use futures_util::{FutureExt, future::join_all};
 
-use super::{CheckOutcome, StoreUnderTest, committed, conversation, created, node_id, path, turn};
+use super::{PassedOrSkipped, StoreUnderTest, committed, conversation, created, node_id, path, turn};
 use crate::{
     store::{
         Change, Commit, ConversationId, Listing, StateChange, StoreError, StoredState, TitleBy, Version,
@@ -11,7 +11,7 @@ use crate::{
     tree::{Node, NodeId},
 };
 
-pub(super) async fn create_with_an_existing_id_is_rejected(subject: &dyn StoreUnderTest) -> CheckOutcome {
+pub(super) async fn create_with_an_existing_id_is_rejected(subject: &dyn StoreUnderTest) -> PassedOrSkipped {
     let store = subject.store();
     let id = conversation("taken");
     let first = StoredState::default().with_title("first");
@@ -24,12 +24,12 @@ pub(super) async fn create_with_an_existing_id_is_rejected(subject: &dyn StoreUn
     }
     let stored = store.load(&id).await.expect("the first conversation exists");
     assert_eq!((stored.version, stored.state), (version, first), "the rejected create changed something");
-    CheckOutcome::Made
+    PassedOrSkipped::Made
 }
 
 pub(super) async fn create_by_many_at_the_same_time_succeeds_once(
     subject: &dyn StoreUnderTest,
-) -> CheckOutcome {
+) -> PassedOrSkipped {
     let handles = [subject.store(), subject.another().await];
     let id = conversation("race");
     let tries = (0..16).map(|number| {
@@ -50,10 +50,12 @@ pub(super) async fn create_by_many_at_the_same_time_succeeds_once(
     assert_eq!(winners.len(), 1, "exactly one create must succeed: {winners:?}");
     let stored = handles[0].load(&id).await.expect("the conversation exists");
     assert_eq!((stored.version, stored.state.title), (winners[0].1, Some(winners[0].0.to_string())));
-    CheckOutcome::Made
+    PassedOrSkipped::Made
 }
 
-pub(super) async fn create_repeated_returns_the_first_result(subject: &dyn StoreUnderTest) -> CheckOutcome {
+pub(super) async fn create_repeated_returns_the_first_result(
+    subject: &dyn StoreUnderTest,
+) -> PassedOrSkipped {
     let store = subject.store();
     let id = conversation("repeated");
     let (write, state) = (WriteId::generate(), StoredState::default().with_title("once"));
@@ -82,12 +84,12 @@ pub(super) async fn create_repeated_returns_the_first_result(subject: &dyn Store
         last,
         "the repetition wrote something"
     );
-    CheckOutcome::Made
+    PassedOrSkipped::Made
 }
 
 pub(super) async fn writes_to_a_missing_conversation_are_rejected(
     subject: &dyn StoreUnderTest,
-) -> CheckOutcome {
+) -> PassedOrSkipped {
     let store = subject.store();
     let (id, write) = (conversation("nobody"), Write::on(Version::new(1)));
     let title = StateChange::Title { title: None, by: TitleBy::Derived };
@@ -103,10 +105,10 @@ pub(super) async fn writes_to_a_missing_conversation_are_rejected(
     assert!(matches!(store.summary(&id).await, Err(StoreError::NotFound { .. })));
     assert!(store.summary(&id).await.is_err_and(|error| error.is_not_found()));
     assert_eq!(store.list(&Listing::default()).await.expect("listing succeeds"), []);
-    CheckOutcome::Made
+    PassedOrSkipped::Made
 }
 
-pub(super) async fn commit_returns_the_next_version(subject: &dyn StoreUnderTest) -> CheckOutcome {
+pub(super) async fn commit_returns_the_next_version(subject: &dyn StoreUnderTest) -> PassedOrSkipped {
     let store = subject.store();
     let id = conversation("versions");
     let first = created(&*store, &id).await;
@@ -126,7 +128,7 @@ pub(super) async fn commit_returns_the_next_version(subject: &dyn StoreUnderTest
         .expect("a state on the current version");
     assert_eq!(fourth, third.next());
     assert_eq!(store.load(&id).await.expect("the conversation exists").version, fourth);
-    CheckOutcome::Made
+    PassedOrSkipped::Made
 }
 
 /// Checks that every kind of write on `base` fails with a conflict and changes nothing.
@@ -155,7 +157,7 @@ async fn conflicts(subject: &dyn StoreUnderTest, id: &ConversationId, base: Vers
     );
 }
 
-pub(super) async fn commit_on_an_old_version_conflicts(subject: &dyn StoreUnderTest) -> CheckOutcome {
+pub(super) async fn commit_on_an_old_version_conflicts(subject: &dyn StoreUnderTest) -> PassedOrSkipped {
     let store = subject.store();
     let id = conversation("conflict");
     let first = created(&*store, &id).await;
@@ -165,21 +167,23 @@ pub(super) async fn commit_on_an_old_version_conflicts(subject: &dyn StoreUnderT
     conflicts(subject, &id, first).await;
     conflicts(subject, &id, second).await;
     conflicts(subject, &id, Version::new(0)).await;
-    CheckOutcome::Made
+    PassedOrSkipped::Made
 }
 
 pub(super) async fn commit_beyond_the_current_version_conflicts(
     subject: &dyn StoreUnderTest,
-) -> CheckOutcome {
+) -> PassedOrSkipped {
     let store = subject.store();
     let id = conversation("beyond");
     let first = created(&*store, &id).await;
     conflicts(subject, &id, first.next()).await;
     conflicts(subject, &id, Version::new(u64::MAX)).await;
-    CheckOutcome::Made
+    PassedOrSkipped::Made
 }
 
-pub(super) async fn commit_repeated_returns_the_first_result(subject: &dyn StoreUnderTest) -> CheckOutcome {
+pub(super) async fn commit_repeated_returns_the_first_result(
+    subject: &dyn StoreUnderTest,
+) -> PassedOrSkipped {
     let store = subject.store();
     let id = conversation("again");
     let first = created(&*store, &id).await;
@@ -200,12 +204,12 @@ pub(super) async fn commit_repeated_returns_the_first_result(subject: &dyn Store
         store.write(&id, &write, &Change::State(title.clone())).await.expect("the version is current");
     assert_eq!(store.write(&id, &write, &Change::State(title)).await.expect("a repetition succeeds"), third);
     assert_eq!(store.load(&id).await.expect("the conversation exists").version, third);
-    CheckOutcome::Made
+    PassedOrSkipped::Made
 }
 
 pub(super) async fn write_repeated_after_others_returns_the_first_result(
     subject: &dyn StoreUnderTest,
-) -> CheckOutcome {
+) -> PassedOrSkipped {
     let store = subject.store();
     let id = conversation("late");
     let mut version = created(&*store, &id).await;
@@ -239,10 +243,10 @@ pub(super) async fn write_repeated_after_others_returns_the_first_result(
         before,
         "a repetition wrote something"
     );
-    CheckOutcome::Made
+    PassedOrSkipped::Made
 }
 
-pub(super) async fn concurrent_writes_form_one_sequence(subject: &dyn StoreUnderTest) -> CheckOutcome {
+pub(super) async fn concurrent_writes_form_one_sequence(subject: &dyn StoreUnderTest) -> PassedOrSkipped {
     const WRITERS: u64 = 4;
     const COMMITS: u64 = 8;
     let store = subject.store();
@@ -285,12 +289,12 @@ pub(super) async fn concurrent_writes_form_one_sequence(subject: &dyn StoreUnder
     for (node, number) in stored.nodes.iter().zip(1..) {
         assert_eq!(node.id(), node_id(number), "commits are out of order");
     }
-    CheckOutcome::Made
+    PassedOrSkipped::Made
 }
 
 pub(super) async fn write_with_a_dropped_future_is_all_or_nothing(
     subject: &dyn StoreUnderTest,
-) -> CheckOutcome {
+) -> PassedOrSkipped {
     let store = subject.store();
     let id = conversation("dropped");
     let mut version = created(&*store, &id).await;
@@ -309,7 +313,7 @@ pub(super) async fn write_with_a_dropped_future_is_all_or_nothing(
         let nodes = store.load(&id).await.expect("the conversation exists").nodes;
         assert_eq!(nodes, path(1, turns * 2 + 2).map(|node| at(&node, &nodes)).collect::<Vec<_>>());
     }
-    CheckOutcome::Made
+    PassedOrSkipped::Made
 }
 
 /// Returns a copy of the node with the timestamp that the node with the same id has in `nodes`. The two nodes were
@@ -321,7 +325,7 @@ fn at(node: &Node, nodes: &[Node]) -> Node {
     Node::new(node.id(), node.parent(), message)
 }
 
-pub(super) async fn delete_repeated_succeeds(subject: &dyn StoreUnderTest) -> CheckOutcome {
+pub(super) async fn delete_repeated_succeeds(subject: &dyn StoreUnderTest) -> PassedOrSkipped {
     let store = subject.store();
     let (id, other) = (conversation("gone"), conversation("stays"));
     store.delete(&id, None).await.expect("deleting a missing conversation succeeds");
@@ -336,10 +340,10 @@ pub(super) async fn delete_repeated_succeeds(subject: &dyn StoreUnderTest) -> Ch
     assert!(matches!(late, Err(StoreError::NotFound { .. })), "{late:?}");
     let listed = store.list(&Listing::default()).await.expect("listing succeeds");
     assert_eq!(listed.iter().map(|summary| &summary.id).collect::<Vec<_>>(), [&other]);
-    CheckOutcome::Made
+    PassedOrSkipped::Made
 }
 
-pub(super) async fn create_after_delete_starts_empty(subject: &dyn StoreUnderTest) -> CheckOutcome {
+pub(super) async fn create_after_delete_starts_empty(subject: &dyn StoreUnderTest) -> PassedOrSkipped {
     let store = subject.store();
     let id = conversation("anew");
     let old = created(&*store, &id).await;
@@ -363,5 +367,5 @@ pub(super) async fn create_after_delete_starts_empty(subject: &dyn StoreUnderTes
         );
     }
     assert_eq!(store.load(&id).await.expect("the conversation exists").version, new);
-    CheckOutcome::Made
+    PassedOrSkipped::Made
 }

@@ -15,7 +15,7 @@ use super::{
         interrupts::interrupts,
         messages::{AgUiMessages, MAX_TEXT, arguments, block_id, call_of, newest_call_of, result, result_id},
     },
-    AgUiRun, LOST, is_lost, omni,
+    AgUiRequestedRun, LOST, is_lost, omni,
 };
 use crate::{
     agent::{RunProgress, Status, ToolChange},
@@ -45,7 +45,7 @@ enum AgUiStage {
 
 /// The user message that comes next.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-enum AgUiNextUserMessage {
+enum AgUiUserMessagePosition {
     #[default]
     OfTurn,
     /// The first message of the stream's first turn.
@@ -90,11 +90,11 @@ enum AgUiBlockKind {
 /// Collects the frames of a run.
 #[derive(Debug, Default)]
 pub(super) struct AgUiWriter {
-    run: AgUiRun,
+    run: AgUiRequestedRun,
     pub(super) out: Vec<AgUiFrame>,
     stage: AgUiStage,
     turn: Option<TurnId>,
-    next: AgUiNextUserMessage,
+    next: AgUiUserMessagePosition,
     /// Whether the stream shows all prompts of the run, not only its own.
     shows_all: bool,
     /// The tool uses about which the client has decided. A sub-agent withdraws its pause after the decision.
@@ -123,7 +123,7 @@ pub(super) struct AgUiWriter {
 
 impl AgUiWriter {
     /// Starts a stream for a client that has the messages of `view`.
-    pub(super) fn new(mut run: AgUiRun, view: &SessionSnapshot) -> Self {
+    pub(super) fn new(mut run: AgUiRequestedRun, view: &SessionSnapshot) -> Self {
         let omni = omni(view);
         let mut state = mem::take(&mut run.state);
         state.insert("omni".to_owned(), omni.clone());
@@ -254,8 +254,11 @@ impl AgUiWriter {
             _ if self.is_ended() => {}
             RunProgress::Turn(turn) => {
                 let is_later = self.turn.replace(turn).is_some();
-                self.next =
-                    if is_later { AgUiNextUserMessage::FirstOfLaterTurn } else { AgUiNextUserMessage::First };
+                self.next = if is_later {
+                    AgUiUserMessagePosition::FirstOfLaterTurn
+                } else {
+                    AgUiUserMessagePosition::First
+                };
                 self.sends_results = false;
                 if self.stage == AgUiStage::Behind {
                     // The list lacks the prompt of the request, so the client removes the prompt. When its message
@@ -267,7 +270,7 @@ impl AgUiWriter {
             // The prompt of somebody else has started the next turn. Only the id of a message from the agent contains a
             // turn.
             RunProgress::User(message)
-                if self.next == AgUiNextUserMessage::FirstOfLaterTurn
+                if self.next == AgUiUserMessagePosition::FirstOfLaterTurn
                     && !self.shows_all
                     && has_own_content(message)
                     && message.id.as_ref().and_then(MessageId::turn).is_none() =>
@@ -312,20 +315,7 @@ impl AgUiWriter {
                     self.result(result, None);
                 }
             }
-            RunProgress::Void { failure, model } => {
-                if let (Some(failure), Some(model)) = (failure, model) {
-                    let value = json!({ "failure": failure.to_string(), "model": model });
-                    self.out.push(AgUiFrame::Custom { name: "omni.retry", value });
-                }
-                let has_shown = !self.blocks.is_empty() && self.list == AgUiMessagesToSend::None;
-                self.close();
-                if has_shown {
-                    let is_own = |message: &&Arc<Message>| message.id.is_some() && message.id == self.answer;
-                    let kept = view.agent.messages().find(is_own);
-                    self.correct(kept.map(|message| &**message));
-                }
-                self.blocks.clear();
-            }
+            RunProgress::Void { failure, model } => self.void(failure, model, view),
             RunProgress::Budget(report) => {
                 self.out.push(AgUiFrame::Custom { name: "omni.budget", value: json!(report) });
             }
@@ -358,9 +348,25 @@ impl AgUiWriter {
         }
     }
 
+    /// The answer in flight is void. `model` answers next, if another model takes its place.
+    fn void(&mut self, failure: Option<&Failure>, model: Option<&Arc<str>>, view: &SessionSnapshot) {
+        if let (Some(failure), Some(model)) = (failure, model) {
+            let value = json!({ "failure": failure.to_string(), "model": model });
+            self.out.push(AgUiFrame::Custom { name: "omni.retry", value });
+        }
+        let has_shown = !self.blocks.is_empty() && self.list == AgUiMessagesToSend::None;
+        self.close();
+        if has_shown {
+            let is_own = |message: &&Arc<Message>| message.id.is_some() && message.id == self.answer;
+            let kept = view.agent.messages().find(is_own);
+            self.correct(kept.map(|message| &**message));
+        }
+        self.blocks.clear();
+    }
+
     fn user(&mut self, message: &Message) {
         self.close();
-        let is_first = mem::take(&mut self.next) != AgUiNextUserMessage::OfTurn;
+        let is_first = mem::take(&mut self.next) != AgUiUserMessagePosition::OfTurn;
         let id = message.id.as_ref().map(ToString::to_string);
         let has_results = message.tool_results().next().is_some();
         if has_results && !is_first {
@@ -716,7 +722,7 @@ fn messages_snapshot(messages: Vec<AgUiMessage>) -> AgUiFrame {
     AgUiFrame::MessagesSnapshot { messages, metadata: json!({ "@ag-ui/client": types }) }
 }
 
-pub(super) fn run_started(run: &AgUiRun) -> AgUiFrame {
+pub(super) fn run_started(run: &AgUiRequestedRun) -> AgUiFrame {
     AgUiFrame::RunStarted {
         thread_id: run.thread.clone(),
         run_id: run.id.clone(),

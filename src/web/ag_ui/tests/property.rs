@@ -7,7 +7,8 @@ use proptest::prelude::*;
 use serde_json::json;
 
 use super::{
-    AgUiFrame, AgUiRun, AgUiStart, AgUiStream, AgUiVersion, Client, ClientFileForm, Rig, check_messages, omni,
+    AgUiFrame, AgUiRequestedRun, AgUiStream, AgUiStreamScope, AgUiVersion, Client, ClientFileForm, Rig,
+    check_messages, omni,
 };
 use crate::{
     agent::{Event, Status},
@@ -161,17 +162,17 @@ fn replay(
     level: AgUiVersion,
 ) {
     let mut client = Client::new(level);
-    let mut start = AgUiStart::Join;
+    let mut start = AgUiStreamScope::Join;
     if from == 0 {
         client.messages.push(json!({ "id": "user", "role": "user", "content": "Hi" }));
         let accepted = SessionAnswer::Accepted(Accepted::Started { turn: TurnId::new(1) });
-        start = AgUiStart::of(&accepted, Some("user".into()), &first.agent);
+        start = AgUiStreamScope::of(&accepted, Some("user".into()), &first.agent);
     }
     let mut at = from;
     let mut view = fold(first, &events[..at]);
     while at < events.len() {
         let ids = client.messages.iter().map(|message| message["id"].as_str().unwrap().to_owned());
-        let run = AgUiRun {
+        let run = AgUiRequestedRun {
             thread: "t".to_owned(),
             id: "r".to_owned(),
             level,
@@ -205,7 +206,7 @@ fn replay(
         if view.agent.status != Status::Paused {
             return;
         }
-        start = AgUiStart::of(&SessionAnswer::Done, None, &view.agent);
+        start = AgUiStreamScope::of(&SessionAnswer::Done, None, &view.agent);
     }
 }
 

@@ -12,11 +12,11 @@ use crate::{
     testing::{Gate, Step},
     web::{
         front::files::MAX_INLINE,
-        ui_messages::{AiSdkSettings, AiSdkVersion, messages},
+        ui_messages::{AiSdkTranslationSettings, AiSdkVersion, messages},
     },
 };
 
-async fn list(session: &Session, settings: &AiSdkSettings) -> Vec<Value> {
+async fn list(session: &Session, settings: &AiSdkTranslationSettings) -> Vec<Value> {
     messages(settings, &session.snapshot().await.unwrap())
 }
 

@@ -19,17 +19,17 @@ use crate::{
         Problem,
         front::files::ClientFileForm,
         ui_messages::{
-            AiSdkFrame, AiSdkPostBody, AiSdkSettings, AiSdkStream, AiSdkTarget, AiSdkVersion,
-            fold::AiSdkMessageFold, messages, read,
+            AiSdkFrame, AiSdkPostBody, AiSdkStream, AiSdkStreamScope, AiSdkTranslationSettings, AiSdkVersion,
+            fold::AiSdkFrameFold, messages, read,
         },
     },
 };
 
 pub(super) const LEVELS: [AiSdkVersion; 2] = [AiSdkVersion::Six, AiSdkVersion::Seven];
 
-pub(super) fn settings(level: AiSdkVersion) -> AiSdkSettings {
+pub(super) fn settings(level: AiSdkVersion) -> AiSdkTranslationSettings {
     let files = ClientFileForm { base: Some("/c/1/files".to_owned()), ..ClientFileForm::default() };
-    AiSdkSettings { level, conversation: Some("/c/1".to_owned()), files, provider_items: true }
+    AiSdkTranslationSettings { level, conversation: Some("/c/1".to_owned()), files, provider_items: true }
 }
 
 /// The tools of the tests: `clock` runs at once, `delete` needs an approval, and `locate` is run by the client.
@@ -87,7 +87,7 @@ impl Client {
     pub(super) async fn start(
         session: &Session,
         level: AiSdkVersion,
-        target: impl FnOnce(&SessionSnapshot) -> (AiSdkTarget, Option<SessionCommand>),
+        target: impl FnOnce(&SessionSnapshot) -> (AiSdkStreamScope, Option<SessionCommand>),
     ) -> Self {
         let updates = session.subscribe(Mode::Observer).await.unwrap();
         let view = SessionSnapshot::clone(updates.snapshot().unwrap());
@@ -200,7 +200,11 @@ impl Client {
 }
 
 /// Returns the frames with which a response begins.
-pub(super) fn begin(level: AiSdkVersion, snapshot: &SessionSnapshot, target: AiSdkTarget) -> Vec<AiSdkFrame> {
+pub(super) fn begin(
+    level: AiSdkVersion,
+    snapshot: &SessionSnapshot,
+    target: AiSdkStreamScope,
+) -> Vec<AiSdkFrame> {
     let mut stream = AiSdkStream::begin(settings(level), snapshot, target);
     iter::from_fn(|| stream.next_frame()).collect()
 }
@@ -208,7 +212,7 @@ pub(super) fn begin(level: AiSdkVersion, snapshot: &SessionSnapshot, target: AiS
 pub(super) fn plan(
     snapshot: &SessionSnapshot,
     body: Value,
-) -> Result<(Option<SessionCommand>, AiSdkTarget), Problem> {
+) -> Result<(Option<SessionCommand>, AiSdkStreamScope), Problem> {
     plan_all(snapshot, body).map(|(mut commands, target)| (commands.pop(), target))
 }
 
@@ -216,7 +220,7 @@ pub(super) fn plan(
 pub(super) fn plan_all(
     snapshot: &SessionSnapshot,
     body: Value,
-) -> Result<(Vec<SessionCommand>, AiSdkTarget), Problem> {
+) -> Result<(Vec<SessionCommand>, AiSdkStreamScope), Problem> {
     let post: AiSdkPostBody = serde_json::from_value(body).unwrap();
     read(&post, snapshot)
 }
@@ -239,7 +243,7 @@ pub(super) async fn ask(session: &Session, level: AiSdkVersion, id: &str) -> Vec
 
 /// Adds the content of the frames to the parts that a client has, and returns all its parts.
 pub(super) fn fold_onto(parts: Vec<Value>, frames: &[AiSdkFrame]) -> Vec<Value> {
-    let mut fold = AiSdkMessageFold { parts, ..AiSdkMessageFold::default() };
+    let mut fold = AiSdkFrameFold { parts, ..AiSdkFrameFold::default() };
     for frame in frames {
         fold.add(frame);
     }

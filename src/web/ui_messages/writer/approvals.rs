@@ -4,7 +4,7 @@ use std::{mem, sync::Arc};
 
 use serde_json::{Map, json};
 
-use super::{AiSdkFrameWriter, AiSdkToolUse, AiSdkToolUseState};
+use super::{AiSdkFrameWriter, AiSdkStreamedToolUse, AiSdkToolUseState};
 use crate::{
     message::{ToolUse, ToolUseId},
     run::PendingUse,
@@ -85,7 +85,7 @@ impl AiSdkFrameWriter {
             return;
         }
         for index in 0..self.uses.len() {
-            let AiSdkToolUse { id, state, is_asked, decided, .. } = &mut self.uses[index];
+            let AiSdkStreamedToolUse { id, state, is_asked, decided, .. } = &mut self.uses[index];
             if *state == AiSdkToolUseState::Available && !mem::replace(is_asked, true) {
                 let (id, approved) = (id.clone(), decided.unwrap_or(true));
                 self.frame(json!({

@@ -4,11 +4,14 @@ use serde_json::{Value, json};
 
 use crate::{
     message::{Attachment, Content, Message, MessageId, ResultBlock, Source, ToolResult},
-    web::ui_messages::AiSdkSettings,
+    web::ui_messages::AiSdkTranslationSettings,
 };
 
 /// Returns the parts of a user message, without its tool results.
-pub(in crate::web::ui_messages) fn user_parts(message: &Message, settings: &AiSdkSettings) -> Vec<Value> {
+pub(in crate::web::ui_messages) fn user_parts(
+    message: &Message,
+    settings: &AiSdkTranslationSettings,
+) -> Vec<Value> {
     let parts = message.content.iter().enumerate().filter_map(|(index, block)| match block {
         Content::Text(text) => Some(json!({ "type": "text", "text": text.text })),
         Content::Attachment(file) => {
@@ -32,7 +35,7 @@ fn file_part(url: &str, file: &Attachment) -> Value {
 pub(super) fn output(
     result: &ToolResult,
     block: Option<(&MessageId, usize)>,
-    settings: &AiSdkSettings,
+    settings: &AiSdkTranslationSettings,
 ) -> Value {
     if result.content.iter().all(|block| matches!(block, ResultBlock::Text(_))) {
         let text = result.output_text();
@@ -51,7 +54,7 @@ pub(super) fn output(
 }
 
 /// Returns whether a result contains a file that is sent as an address.
-pub(super) fn has_linked_files(result: &ToolResult, settings: &AiSdkSettings) -> bool {
+pub(super) fn has_linked_files(result: &ToolResult, settings: &AiSdkTranslationSettings) -> bool {
     let is_linked = |block: &ResultBlock| match block {
         ResultBlock::Attachment(file) => settings.files.links(file),
         ResultBlock::Text(_) => false,
@@ -67,7 +70,7 @@ fn inline_url(file: &Attachment) -> String {
 }
 
 pub(super) fn file_url(
-    settings: &AiSdkSettings,
+    settings: &AiSdkTranslationSettings,
     message: Option<&MessageId>,
     block: &str,
     file: &Attachment,

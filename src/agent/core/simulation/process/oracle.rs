@@ -12,7 +12,7 @@ use crate::{
     agent::{
         PendingUse,
         core::ending::NOT_RUN,
-        phase::{ToolDispatch, Turn},
+        phase::{DispatchedToolCall, Turn},
     },
     message::{Message, ToolUseId, TurnId},
     tool::Replay,
@@ -58,7 +58,7 @@ pub(crate) struct Oracle {
 
 impl Oracle {
     /// Checks a call that begins, together with all earlier calls for the same tool use.
-    pub(super) fn starts(&mut self, turn: &Turn, call: &ToolDispatch, replay: Replay) -> Check {
+    pub(super) fn starts(&mut self, turn: &Turn, call: &DispatchedToolCall, replay: Replay) -> Check {
         if replay == Replay::Safe {
             return Ok(());
         }
@@ -138,14 +138,14 @@ impl Oracle {
 }
 
 /// A repetition has the key and the input of the first call.
-fn keyed_calls_agree(first: &Calls, call: &ToolDispatch) -> Check {
+fn keyed_calls_agree(first: &Calls, call: &DispatchedToolCall) -> Check {
     ensure!(first.key == call.idempotency_key, "{call:?} had the key {} before", first.key);
     ensure!(first.input == call.tool_use.input, "{call:?} had the input {} before", first.input);
     Ok(())
 }
 
 /// A call that must not run twice begins once, and once more for each time that a person allows it.
-fn never_starts_twice(count: usize, allowed: usize, call: &ToolDispatch, replay: Replay) -> Check {
+fn never_starts_twice(count: usize, allowed: usize, call: &DispatchedToolCall, replay: Replay) -> Check {
     ensure!(replay != Replay::Never || count <= allowed, "{call:?} begins {count} times");
     Ok(())
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 use serde_json::json;
 
 use super::{
-    AgentEffect, Asking, CallbackCall, Check, Condition, OpNumber, Outside, Process, ToolDispatch,
+    AgentEffect, Asking, CallbackCall, Check, Condition, DispatchedToolCall, OpNumber, Outside, Process,
     script::{QUESTION, Said},
 };
 use crate::{
@@ -52,7 +52,12 @@ impl Process {
             || matches!(self.held, Some((_, AgentEffect::Answer(_))))
     }
 
-    fn tool_done(&mut self, outside: &mut Outside, op: OpNumber, mut calls: Vec<ToolDispatch>) -> Check {
+    fn tool_done(
+        &mut self,
+        outside: &mut Outside,
+        op: OpNumber,
+        mut calls: Vec<DispatchedToolCall>,
+    ) -> Check {
         if outside.script.plot.tools_ask && self.question == Asking::No {
             let slot = calls[0].slot;
             self.tasks = Some((op, calls));

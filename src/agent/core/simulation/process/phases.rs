@@ -1,6 +1,6 @@
 //! The names of the phases of an agent.
 
-use crate::agent::phase::{AgentPhase, AgentTurnStage, EventContinuation};
+use crate::agent::phase::{AfterEventCallback, AgentPhase, AgentTurnStage};
 
 /// The names of all phases, with their stages and variants.
 pub(crate) const PHASES: [&str; 18] = [
@@ -28,8 +28,8 @@ pub(crate) const PHASES: [&str; 18] = [
 pub(super) fn name(phase: &AgentPhase) -> &'static str {
     let index = match phase {
         AgentPhase::Idle => 0,
-        AgentPhase::Noticing { then: EventContinuation::Rest, .. } => 1,
-        AgentPhase::Noticing { then: EventContinuation::Continue(_), .. } => 2,
+        AgentPhase::Noticing { then: AfterEventCallback::Rest, .. } => 1,
+        AgentPhase::Noticing { then: AfterEventCallback::Continue(_), .. } => 2,
         AgentPhase::InTurn { turn, stage, .. } => match stage {
             AgentTurnStage::Noticing { .. } => 3,
             AgentTurnStage::Preparing => 4,

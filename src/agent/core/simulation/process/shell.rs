@@ -3,8 +3,8 @@
 use std::{sync::Arc, time::Duration};
 
 use super::{
-    AgentCore, AgentEffect, Asking, Check, Condition, CoreContext, Fault, NumberedRecord, OpNumber, Outside,
-    Process, Reply, ToolDispatch, ensure,
+    AgentCore, AgentEffect, Asking, Check, Condition, CoreInputContext, DispatchedToolCall, Fault, OpNumber,
+    Outside, Process, RecordToStore, Reply, ensure,
 };
 use crate::{
     agent::{CommitItem, Event, Response},
@@ -18,12 +18,12 @@ impl Process {
     pub(super) fn input<T>(
         &mut self,
         outside: &mut Outside,
-        input: impl FnOnce(&mut AgentCore, &mut CoreContext<'_>) -> T,
+        input: impl FnOnce(&mut AgentCore, &mut CoreInputContext<'_>) -> T,
     ) -> Check<T> {
         outside.clock += 1;
         outside.turns += 1;
         let (now, id) = (Timestamp(outside.clock), TurnId::new(outside.turns));
-        let mut cx = CoreContext {
+        let mut cx = CoreInputContext {
             now: &move || now,
             config: &outside.config,
             tools: &outside.tools,
@@ -150,7 +150,12 @@ impl Process {
         Ok(())
     }
 
-    fn run_tools(&mut self, outside: &mut Outside, op: OpNumber, mut calls: Vec<ToolDispatch>) -> Check {
+    fn run_tools(
+        &mut self,
+        outside: &mut Outside,
+        op: OpNumber,
+        mut calls: Vec<DispatchedToolCall>,
+    ) -> Check {
         let turn = self.core.phase().turn().ok_or("tools without a turn")?;
         for call in &mut calls {
             if outside.fault == Some(Fault::KeyChanged) {
@@ -184,7 +189,7 @@ impl Process {
         &mut self,
         outside: &Outside,
         event: Option<Numbered<Event>>,
-        record: Option<Arc<NumberedRecord>>,
+        record: Option<Arc<RecordToStore>>,
     ) {
         let (config, run) = (Arc::clone(&outside.config), CallerSpan::default());
         self.outbox.push_back(CommitItem { event, config, run, settings: None, record });
@@ -200,6 +205,6 @@ impl Process {
         }
         self.last += 1;
         self.soon = false;
-        self.loose = Some(Arc::new(NumberedRecord { number: self.last, turn }));
+        self.loose = Some(Arc::new(RecordToStore { number: self.last, turn }));
     }
 }

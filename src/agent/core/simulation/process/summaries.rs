@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::{Check, OpNumber, Outside, Process, ensure};
 use crate::{
     actor::random::Rng,
-    agent::{Compact, CompactionPolicy, Config, ResolvedCompaction, phase::AgentTurnStage},
+    agent::{Compact, CompactionPolicy, Config, ResolvedCompactionPolicy, phase::AgentTurnStage},
     message::History,
     provider::{
         BlockStart, Delta, ModelInfo, Part, ProviderError, ProviderErrorKind, StopReason, estimated_tokens,
@@ -38,7 +38,7 @@ impl Outside {
         let info = ModelInfo::new("model").with_context_window(room + 1).with_output_limit(1);
         let mut config = Config::clone(&self.config);
         config.model = config.model.with_info(info);
-        config.set_compactor(Some(ResolvedCompaction { policy, model: None, acts_at_end: true }));
+        config.set_compactor(Some(ResolvedCompactionPolicy { policy, model: None, acts_at_end: true }));
         config.tools = self.tools.clone();
         self.config = Arc::new(config);
     }

@@ -12,7 +12,7 @@ use crate::{
     run::{PendingUse, RunEnd},
     session::{
         SessionSnapshot,
-        core::{SessionCore, SessionEffect, SessionEnv},
+        core::{SessionCore, SessionCoreEnv, SessionEffect},
     },
     store::TitleBy,
 };
@@ -249,12 +249,12 @@ impl Life {
     pub(super) fn step(
         &mut self,
         common: &mut Common,
-        input: impl FnOnce(&mut SessionCore, &SessionEnv<'_>, &mut Vec<SessionEffect>),
+        input: impl FnOnce(&mut SessionCore, &SessionCoreEnv<'_>, &mut Vec<SessionEffect>),
     ) -> Check {
         let was_lost = self.core.is_lost();
         let mut effects = Vec::new();
         let id = common.write_id();
-        let env = SessionEnv { write_id: &|| id, unsaved_limit: usize::MAX, left: None };
+        let env = SessionCoreEnv { write_id: &|| id, unsaved_limit: usize::MAX, left: None };
         input(&mut self.core, &env, &mut effects);
         for effect in effects {
             self.process.crash_perhaps(&mut common.outside);

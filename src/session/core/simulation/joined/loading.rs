@@ -13,7 +13,7 @@ use crate::{
     run::TurnRecord,
     session::{
         SessionSnapshot,
-        core::{SessionCore, StoredTurnInFlight, simulation::vault},
+        core::{SessionCore, StoredTurnFingerprint, simulation::vault},
         loading::{LoadedTurn, RecordedTurnTreatment, closed},
     },
     store::{Change, Commit, Labels, Stored, StoredTurn, Version, Write},
@@ -65,7 +65,7 @@ impl Life {
         let tree = Tree::restored(nodes, head, cursors, next).map_err(|error| error.to_string())?;
         let has_turn = turn.is_some();
         let turn = turn.map(|turn| reread(&turn)).transpose()?;
-        let flight = StoredTurnInFlight::of_stored(turn.as_ref(), head);
+        let flight = StoredTurnFingerprint::of_stored(turn.as_ref(), head);
         let random = common.outside.rng.pick(&[OnUncertain::Report, OnUncertain::Ask]);
         let on_uncertain = common.on_uncertain.unwrap_or(random);
         let recover = Recover::default().with_on_uncertain(on_uncertain);

@@ -8,7 +8,7 @@ use crate::{
     agent::process::{Outside, Reply},
     message::Timestamp,
     run::{Decided, TurnRecord},
-    store::{Change, Commit, InapplicableDecision, Write, WriteId},
+    store::{Change, Commit, InapplicableDecisionReason, Write, WriteId},
     tool::Decision,
 };
 
@@ -53,7 +53,7 @@ pub(super) fn decide_stored(common: &mut Common) -> Check {
         let id = decided.tool_use_id.clone();
         outside.oracle.acknowledge(Reply::Decision(decided.turn, id.clone()));
         let again = place.turn().ok_or("a decision removed the turn")?.decide(vec![decided]);
-        ensure!(again == Err(InapplicableDecision::Stale(id)), "a second decision gives {again:?}");
+        ensure!(again == Err(InapplicableDecisionReason::Stale(id)), "a second decision gives {again:?}");
     }
     Ok(())
 }

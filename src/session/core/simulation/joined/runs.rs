@@ -6,7 +6,7 @@ use crate::{
     agent::{Durable, Status, process::Reply},
     message::Role,
     run::{Next, Prompt, RunAt},
-    session::core::BranchBase,
+    session::core::HistoryReplacement,
     tree::{Node, NodeId},
 };
 
@@ -113,7 +113,7 @@ impl Life {
             return Ok(());
         }
         let begun = self.core.begin(at, prompt).map_err(|error| error.to_string())?;
-        let (BranchBase { history, then }, opening) = begun;
+        let (HistoryReplacement { history, then }, opening) = begun;
         let begun = self.process.begin(&mut common.outside, history, opening)?;
         if self.process.is_dead() {
             return Ok(());

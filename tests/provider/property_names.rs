@@ -64,7 +64,9 @@ fn decode(request: &Request, events: Vec<Value>, reason: &str) -> Completion {
         let name = event["type"].as_str().unwrap();
         decoder.decode(Frame::new(name, &event.to_string()), &mut deltas).unwrap();
     }
-    deltas.into_iter().for_each(|delta| fold.apply(delta).unwrap());
+    for delta in deltas {
+        fold.apply(delta).unwrap();
+    }
     fold.finish(Timestamp(1)).unwrap()
 }
 

@@ -197,8 +197,8 @@ impl World {
         self.model.pauses.replaced.remove(&tool_use.id);
         self.model.pauses.on_expiry.remove(&tool_use.id);
         let approved = !self.config.requires_approval(&tool_use.name);
-        let decides = matches!(self.core.phase().stage(), Some(AgentTurnStage::Deciding { .. }));
-        let refused = || self.tools.refused_input(&tool_use).filter(|_| decides).map(Decision::Provide);
+        let is_deciding = matches!(self.core.phase().stage(), Some(AgentTurnStage::Deciding { .. }));
+        let refused = || self.tools.refused_input(&tool_use).filter(|_| is_deciding).map(Decision::Provide);
         let decided = match decision.clone() {
             ToolDecision::Execute if approved => Some(Decision::Execute),
             ToolDecision::Execute => refused(),
@@ -219,7 +219,7 @@ impl World {
         if let Some(decision) = decided.clone().filter(|_| !plain) {
             self.model.pauses.decided.push_back((tool_use.id, decision, None, false));
         }
-        if decides {
+        if is_deciding {
             self.desk.decided(decided)?;
         } else {
             self.answer = decided;

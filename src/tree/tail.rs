@@ -44,7 +44,7 @@ fn empty(role: Role) -> Message {
 
 /// A node of a serialized tree: a message at its position, or an outline, which has only the role of its message.
 #[derive(Serialize, Deserialize)]
-#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema), schemars(rename = "TreeNode"))]
 pub(super) struct SerializedNode {
     /// The node's id.
     id: NodeId,

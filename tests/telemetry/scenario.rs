@@ -6,7 +6,7 @@ use std::time::Duration;
 use omni_agent::{
     Agent, Decision, Event, Options, Status, ToolError,
     message::Usage,
-    provider::{Effort, ProviderError, ProviderErrorKind, custom::MessageDelta},
+    provider::{Effort, ProviderError, ProviderErrorKind, RetryPolicy, custom::MessageDelta},
     subscription::Update,
     testing::{Gate, ScriptedProvider, Step},
     tool_fn,
@@ -31,10 +31,7 @@ pub const SECRETS: &[&str] = &[
 /// decision; and a cancel.
 pub async fn play() {
     let gate = Gate::new();
-    // Without a delay, because a delay that a service requests is extended by a random part.
-    let busy = ProviderError::new(ProviderErrorKind::RateLimit, "refused-58af prompt-4f21")
-        .with_status(429)
-        .with_retry_after(Some(Duration::ZERO));
+    let busy = ProviderError::new(ProviderErrorKind::RateLimit, "refused-58af prompt-4f21").with_status(429);
     let named = MessageDelta::default().with_model("weather-1-20260101");
     let provider = ScriptedProvider::new([
         Step::error(busy),
@@ -85,6 +82,8 @@ pub async fn play() {
         .tool(weather)
         .tool(alarm)
         .needs_approval("alarm")
+        // Without a delay, because each delay has a random part.
+        .retry_policy(RetryPolicy::default().with_base_delay(Duration::ZERO))
         .start()
         .await
         .unwrap();

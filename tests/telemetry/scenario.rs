@@ -31,7 +31,9 @@ pub const SECRETS: &[&str] = &[
 /// decision; and a cancel.
 pub async fn play() {
     let gate = Gate::new();
-    let busy = ProviderError::new(ProviderErrorKind::RateLimit, "refused-58af prompt-4f21").with_status(429);
+    let busy = ProviderError::new(ProviderErrorKind::RateLimit, "refused-58af prompt-4f21")
+        .with_status(429)
+        .with_retry_after(Some(Duration::ZERO));
     let named = MessageDelta::default().with_model("weather-1-20260101");
     let provider = ScriptedProvider::new([
         Step::error(busy),

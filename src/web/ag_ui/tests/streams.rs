@@ -460,7 +460,7 @@ async fn staged_prompt_has_a_stream_for_its_own_turn() {
     for level in LEVELS {
         let gate = Gate::new();
         let mut rig =
-            Rig::new(level, [Step::new().then_text(["One"]).gate(&gate).stop(), Step::text("Two")]).await;
+            Rig::new(level, [Step::new().then_text(["One"]).gate(&gate).stop(), Step::text("Two.")]).await;
         rig.client.messages.push(json!({ "id": "u1", "role": "user", "content": "First" }));
         let mut first = rig.post(json!({})).await;
         first.until("TEXT_MESSAGE_CONTENT").await;

@@ -68,7 +68,7 @@ pub(super) fn ledger(log: &ConversationLog<'_>) -> Result<Option<ConversationUsa
 
 /// The length in bytes above which a file is merged. A file with longer merged sums is merged when it has twice their
 /// length.
-const LONG: u64 = 256 * 1024;
+const LONG: u64 = 64 * 1024;
 
 /// A line of the file: a conversation that was deleted, or is about to be deleted. Or the merged sums of conversations.
 #[derive(Serialize, Deserialize)]

@@ -303,3 +303,24 @@ fn list_without_items_is_sent_with_items() {
     );
     assert_eq!(offered["definitions"]["a"], json!({"anyOf": [list, part]}));
 }
+
+/// Draft 7 has tuples as lists of `items`, and TypeScript's generators refer to an earlier part of a tuple.
+#[test]
+fn reference_into_a_tuple_leads_to_the_same_schema() {
+    let point = json!({"type": "object", "properties": {"x": {"type": "number"}}});
+    let inner = json!({"type": "array", "items": [point, {"$ref": "#/properties/pair/items/1/items/0"}]});
+    let draft = "http://json-schema.org/draft-07/schema#";
+    let schema = json!({"$schema": draft, "type": "object", "properties": {
+        "pair": {"type": "array", "items": [point, inner], "additionalItems": {"type": "integer"}},
+        "same": {"$ref": "#/properties/pair/items/0"},
+        "more": {"$ref": "#/properties/pair/additionalItems"},
+    }});
+    let offered = offered(&schema);
+    let target = |pointer: &str| {
+        let reference = offered.pointer(pointer).unwrap()["$ref"].as_str().unwrap();
+        offered.pointer(reference.strip_prefix('#').unwrap()).unwrap_or_else(|| panic!("{reference} is lost"))
+    };
+    assert_eq!(target("/properties/same"), &point);
+    assert_eq!(target("/properties/more"), &json!({"type": "integer"}));
+    assert_eq!(target("/properties/pair/prefixItems/1/prefixItems/1"), &point);
+}

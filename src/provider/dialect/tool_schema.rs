@@ -44,11 +44,28 @@ fn as_object(schema: &Value) -> Option<Value> {
         return object;
     }
     let mut object = object.unwrap_or_else(|| schema.clone());
+    let mut tuples = Vec::new();
     for path in lists {
         if let Some(Value::Object(list)) = object.pointer_mut(&path) {
+            let is_tuple = list.get("items").is_some_and(Value::is_array);
             complete_list(list);
+            tuples.extend(is_tuple.then_some(path));
         }
     }
+    redirect(&mut object, |reference| {
+        let (document, place) = reference.split_once('#')?;
+        let mut moved = place.to_owned();
+        // A tuple comes after the tuples that it contains, so the path of each one is still the original one here.
+        for path in &tuples {
+            let rest = moved.strip_prefix(path.as_str()).unwrap_or_default();
+            if let Some(first) = rest.strip_prefix("/items/") {
+                moved = format!("{path}/prefixItems/{first}");
+            } else if let Some(other) = rest.strip_prefix("/additionalItems") {
+                moved = format!("{path}/items{other}");
+            }
+        }
+        (moved != place).then(|| format!("{document}#{moved}"))
+    });
     Some(object)
 }
 

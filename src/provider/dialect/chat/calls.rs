@@ -108,7 +108,11 @@ impl ChatCalls {
         deltas: &mut Vec<Delta>,
     ) -> DecodeResult {
         let by_id = || self.list.iter().position(|call| !call.id.is_empty() && *call.id == *fragment.id);
-        let by_place = || fragment.place.filter(|at| *at < known && self.list[*at].can_be(&fragment.name));
+        let by_place = || {
+            let is_nameless = |at: usize| self.list.get(at).is_some_and(|call| call.id.is_empty());
+            let at = fragment.place.filter(|at| *at < known || is_nameless(*at))?;
+            self.list[at].can_be(&fragment.name).then_some(at)
+        };
         let at = by_id().or_else(by_place);
         if let Some(call) = at.map(|at| &mut self.list[at]) {
             if call.block.is_none() {

@@ -92,18 +92,27 @@ async fn post(mut call: WebRequest) -> Result<Response, Problem> {
     let (session, updates, snapshot, mut reader) = call.subscribe_reader(|view| post.is_new(view)).await?;
     let (commands, target) = read(&post, &snapshot)?;
     let mut ui = AiSdkStream::begin(settings, &snapshot, target);
-    ui.decided(commands.iter().flat_map(decided_by).collect());
-    let last = commands.len().saturating_sub(1);
-    for (index, mut command) in commands.into_iter().enumerate() {
+    let by = Some(call.client.principal.name());
+    let (mut commands, mut decided) = (commands.into_iter(), Vec::new());
+    let last = commands.next_back();
+    // The decisions of earlier messages must not keep the message from its run, if they are not permitted or come late.
+    for command in commands.filter(|command| call.permit_command(command).is_ok()) {
+        let own = decided_by(&command);
+        match session.perform(command, by).await {
+            Ok(_) => decided.extend(own),
+            Err(error) if error.kind() == ErrorKind::StaleDecision => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+    ui.decided(last.iter().flat_map(decided_by).chain(decided).collect());
+    if let Some(mut command) = last {
         // The server may have begun to stop since the stream was counted.
         call.permit_command(&command)?;
         call.restore(&mut command, &snapshot)?;
-        if index == last
-            && let Some(reader) = &mut reader
-        {
+        if let Some(reader) = &mut reader {
             reader.start(&mut command, &snapshot);
         }
-        let answer = session.perform(command, Some(call.client.principal.name())).await;
+        let answer = session.perform(command, by).await;
         let answer = answer.inspect_err(|_| reader.iter_mut().for_each(WebRunReader::end))?;
         if let SessionAnswer::Accepted(accepted) = answer {
             ui.accepted(&accepted);

@@ -81,7 +81,13 @@ pub(in crate::web) fn read(
     let count = post.messages.iter().rposition(last).map_or(0, |last| last + 1);
     let (newest, before) = post.messages[..count].split_last().unzip();
     let before = before.unwrap_or_default();
-    let earlier = before.iter().rev().map(|message| (message.name(), message.decisions())).collect();
+    // A later step may contain the id of a tool use again, so an earlier decision needs the same input.
+    let is_waiting = |id: &ToolUseId, input: &Value| {
+        let mut pauses = snapshot.agent.pauses.iter();
+        pauses.any(|pause| pause.tool_use.id == *id && pause.tool_use.input == *input)
+    };
+    let earlier =
+        before.iter().rev().map(|message| (message.name(), message.decisions(is_waiting))).collect();
     let before = before.iter().map(AiSdkPostedMessage::name).collect();
     let named = post.message_id.as_deref();
     let is_user = newest.is_none_or(|newest| newest.role == "user");
@@ -94,7 +100,7 @@ pub(in crate::web) fn read(
             newest.blocks()?,
         ),
         Some(newest) if snapshot.agent.status == Status::Paused => {
-            (PostedMessageUse::Decide(newest.decisions()), Vec::new())
+            (PostedMessageUse::Decide(newest.decisions(|_, _| true)), Vec::new())
         }
         Some(newest) => (PostedMessageUse::Results, newest.results(snapshot)),
         None => return Err(Problem::invalid_body(&"`messages` is empty")),
@@ -162,8 +168,8 @@ impl AiSdkPostedMessage {
         self.parts.iter().filter_map(|part| Some((part, part.get("state")?.as_str()?)))
     }
 
-    /// Reads the decisions about tool uses.
-    fn decisions(&self) -> Vec<(ToolUseId, Decision)> {
+    /// Reads the decisions about the tool uses whose ids and inputs are the given ones.
+    fn decisions(&self, fits: impl Fn(&ToolUseId, &Value) -> bool) -> Vec<(ToolUseId, Decision)> {
         let decision = |part: &Value| {
             let approval = part.get("approval")?;
             let decision = if approval.get("approved")?.as_bool()? {
@@ -172,7 +178,8 @@ impl AiSdkPostedMessage {
                 let reason = approval.get("reason").and_then(Value::as_str);
                 Decision::reject(reason.unwrap_or("The user denied this use."))
             };
-            Some((ToolUseId::new(approval.get("id")?.as_str()?), decision))
+            let id = ToolUseId::new(approval.get("id")?.as_str()?);
+            fits(&id, part.get("input").unwrap_or(&Value::Null)).then_some((id, decision))
         };
         let answered = self.states().filter(|(_, state)| *state == "approval-responded");
         answered.filter_map(|(part, _)| decision(part)).collect()

@@ -339,11 +339,12 @@ async fn decision_in_an_earlier_message_of_the_turn_in_flight_is_taken_while_its
     let session =
         session([Step::tool_use("d1", "delete", json!({ "zone": "a" })), Step::text("Done.")]).await;
     ask(&session, AiSdkVersion::Seven, "u1").await;
-    let answered = |id: &str| {
+    let of_zone = |id: &str, zone: &str| {
         let part = json!({ "type": "tool-delete", "toolCallId": "d1", "state": "approval-responded",
-                           "approval": { "id": "d1", "approved": true } });
+                           "input": { "zone": zone }, "approval": { "id": "d1", "approved": true } });
         json!({ "id": id, "role": "assistant", "parts": [part] })
     };
+    let answered = |id: &str| of_zone(id, "a");
     let planned = async |before: &[Value]| {
         let snapshot = session.snapshot().await.unwrap();
         let (commands, target) = plan_all(&snapshot, submit(before, "u2", "Next")).unwrap();
@@ -359,6 +360,8 @@ async fn decision_in_an_earlier_message_of_the_turn_in_flight_is_taken_while_its
     assert_eq!(new, [decided.clone(), "run".to_owned()]);
     let (of_another_turn, _) = planned(&[answered("a-u0"), user("u1", "Hi"), answer("a-u1")]).await;
     assert_eq!(of_another_turn, ["run"]);
+    let (of_an_earlier_step, _) = planned(&[user("u1", "Hi"), of_zone("a-u1", "b")]).await;
+    assert_eq!(of_an_earlier_step, ["run"]);
 
     session.prompt(Prompt::new("Next").with_id("u2")).await.unwrap();
     let (staged, target) = planned(&[user("u1", "Hi"), answered("a-u1")]).await;

@@ -180,13 +180,14 @@ impl Conversation {
         }
     }
 
-    /// Starts a run, or stages the prompt: [`Session::prompt`].
+    /// Starts a run, or stages the prompt: [`Session::prompt`]. A prompt without an id gets one.
     ///
     /// # Errors
     ///
     /// Returns the errors of [`Session::prompt`], and the [errors of an opening](Self#errors).
     pub async fn prompt(&self, prompt: impl Into<Prompt>) -> Result<Accepted, Error> {
-        let prompt = prompt.into();
+        let mut prompt = prompt.into();
+        identified(&mut prompt);
         let prompted = |session: Session| {
             let prompt = prompt.clone();
             async move { session.prompt(prompt).await }
@@ -216,7 +217,7 @@ impl Conversation {
     /// Returns the errors of [`prompt`](Self::prompt) and [`outcome`](Self::outcome).
     pub async fn ask(&self, prompt: impl Into<Prompt>) -> Result<PromptOutcome, Error> {
         let mut prompt = prompt.into();
-        let id = prompt.id.get_or_insert_with(|| PromptId::new(WriteId::generate().to_string())).clone();
+        let id = identified(&mut prompt).clone();
         self.prompt(prompt).await?;
         self.outcome(id).await
     }
@@ -241,7 +242,12 @@ impl Conversation {
             SessionCommand::Run(spec) if spec.wait => {
                 return self.open().await?.perform(SessionCommand::Run(spec), by).await;
             }
-            command => {
+            mut command => {
+                if let SessionCommand::Run(spec) = &mut command
+                    && !spec.prompt.content.0.is_empty()
+                {
+                    identified(&mut spec.prompt);
+                }
                 let perform = |session: Session| {
                     let command = command.clone();
                     async move { session.perform(command, by).await }
@@ -279,4 +285,9 @@ impl Conversation {
         self.on_session(WakeCause::Reader, |session| async move { session.resume_from(last, mode).await })
             .await
     }
+}
+
+/// Gives a prompt an id if it has none, because a session that has ended may have accepted it.
+fn identified(prompt: &mut Prompt) -> &PromptId {
+    prompt.id.get_or_insert_with(|| PromptId::new(WriteId::generate().to_string()))
 }

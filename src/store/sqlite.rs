@@ -356,7 +356,8 @@ impl SqliteStore {
     ///
     /// # Cancel safety
     ///
-    /// If the future is dropped, the file is closed nevertheless.
+    /// If the future is dropped, reads or all operations may fail from now on, and the file may stay open. Another call
+    /// closes it.
     pub async fn close(&self) {
         // The writer is last, because SQLite removes the log with the last connection only.
         self.0.readers.close().await;

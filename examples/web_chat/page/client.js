@@ -37,7 +37,7 @@
  * @typedef {{ id?: string, content: Content[], next?: "turn" | "step", app_data?: any, options?: any,
  *   max_steps?: number, turn_timeout?: Duration, budget?: Budget }} Prompt
  * @typedef {{ usd?: number, tokens?: number, requests?: number }} Budget
- * @typedef {{ budget: Budget, spent: UsageSum, shared?: boolean, unpriced?: string }} BudgetReport
+ * @typedef {{ budget: Budget, spent: UsageSum, reserved?: Budget, shared?: boolean, unpriced?: string }} BudgetReport
  * @typedef {"execute" | { execute_with: any } | { reject: string } | { provide: ToolResult }} Decision
  * @typedef {{ turn: string, tool_use: ToolUse, input_replaced?: boolean, reason?: any,
  *   asked_by?: string, sub_agent?: SubAgentUse, survives?: boolean, since?: number, limit?: Duration, expires?: number,

@@ -161,3 +161,23 @@ fn output_whose_properties_have_other_names_is_decoded_with_the_declared_names()
     assert_eq!(serde_json::from_str::<Value>(&answer.message.text()).unwrap(), input());
     assert_eq!(answer.stop_reason, StopReason::Stop);
 }
+
+/// An object below the top level that has the same schema, such as a group of filters in a group, keeps its names.
+#[test]
+fn recursive_input_has_the_declared_names_at_each_level() {
+    let list = json!({"type": "object", "required": ["filter[id]"], "properties": {
+        "filter[id]": {"type": "string"}, "child": {"$ref": "#"}, "same": {"$ref": "#/properties/filter%5Bid%5D"},
+    }});
+    let mut request = Request::prompt("Hi").with_tools(tools(&[("list", "", list.clone())]));
+    request.model = "claude-sonnet-4-5".into();
+    let offered = encode(&request)["tools"][0]["input_schema"].take();
+    let below = json!({"filter[id]": "x", "child": {"filter[id]": "y", "same": "z"}});
+    let sent = json!({"filter_id_": "w", "child": below});
+    let (offered, declared) = (Schema::new(offered).unwrap(), Schema::new(list).unwrap());
+    offered.validate(&sent).unwrap();
+    let answer = decode(&request, using(0, "list", &[&sent.to_string()]), "tool_use");
+    let input = &answer.message.tool_uses().next().unwrap().input;
+    assert_eq!(*input, json!({"filter[id]": "w", "child": below}));
+    declared.validate(input).unwrap();
+    assert!(offered.validate(&json!({"filter_id_": "w", "child": {"filter_id_": "x"}})).is_err());
+}

@@ -259,6 +259,12 @@ fn with_targets(root: &Value, out: Value) -> Value {
     if !references(&out).iter().any(|(_, reference)| is_lost(reference)) {
         return out;
     }
+    with_original(root, &out, |reference, _| is_lost(reference))
+}
+
+/// Adds the original schema to the definitions of a schema. `moves` returns whether a reference leads to the original,
+/// and gets whether the reference is in the original itself.
+fn with_original(root: &Value, out: &Value, moves: impl Fn(&str, bool) -> bool) -> Value {
     let mut copy = root.clone();
     if let Value::Object(copy) = &mut copy {
         // The copy becomes a definition, so it omits the keywords that have a meaning only at the top level.
@@ -269,10 +275,10 @@ fn with_targets(root: &Value, out: Value) -> Value {
         name.push('_');
     }
     let place = |reference: &str| reference.split_once('#').map_or("", |(_, place)| place).to_owned();
-    let moved = |reference: &str| is_lost(reference).then(|| format!("#/$defs/{name}{}", place(reference)));
+    let copied = |reference: &str| format!("#/$defs/{name}{}", place(reference));
     let mut kept = out.clone();
-    redirect(&mut copy, moved);
-    redirect(&mut kept, moved);
+    redirect(&mut copy, |reference| moves(reference, true).then(|| copied(reference)));
+    redirect(&mut kept, |reference| moves(reference, false).then(|| copied(reference)));
     if !kept["$defs"].is_object() {
         kept["$defs"] = json!({});
     }
@@ -453,9 +459,17 @@ fn is_words(key: &str) -> bool {
     matches!(key, "title" | "description" | "default" | "examples")
 }
 
-/// Returns an object's schema with other names for its properties. `wire` returns the new name of a property.
+/// Returns an object's schema with other names for its properties at the top level. `wire` returns the new name of a
+/// property. An object of the same schema below it keeps its names, so it refers to a copy of the schema.
 pub(super) fn with_names(schema: &Value, wire: impl Fn(&str) -> String) -> Value {
-    let mut out = schema.clone();
+    let is_recursive = references(schema).iter().any(|(_, reference)| *reference == "#");
+    let mut out = if is_recursive {
+        with_original(schema, schema, |reference, is_in_original| {
+            reference == "#" || is_in_original && reference.starts_with("#/properties/")
+        })
+    } else {
+        schema.clone()
+    };
     if let Some(Value::Object(properties)) = out.get_mut("properties") {
         let named = std::mem::take(properties).into_iter();
         *properties = named.map(|(name, schema)| (wire(&name), schema)).collect();

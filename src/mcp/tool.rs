@@ -415,7 +415,8 @@ async fn adopt_changes(
     session: &WeakSession,
     changes: &mut watch::Receiver<u64>,
 ) -> Option<()> {
-    let (mut ttl, mut failures) = (None, 0);
+    // A list during which the list has changed again may have caused the change itself, because it began a new session.
+    let (mut ttl, mut failures, mut restless) = (None, 0, 0);
     loop {
         match ttl {
             None => changes.changed().await.ok()?,
@@ -427,7 +428,7 @@ async fn adopt_changes(
                 }
             }
         }
-        sleep(SETTLE).await;
+        sleep(SETTLE.saturating_mul(1 << restless).min(LONGEST_RETRY)).await;
         let server = server.upgrade()?;
         changes.borrow_and_update();
         if server.is_over() {
@@ -441,6 +442,7 @@ async fn adopt_changes(
             Ok((expiry, tools)) => {
                 (ttl, failures) = (expiry.map(|ttl| ttl.max(SHORTEST_TTL)), 0);
                 adopt(session, &server, tools.into()).await?;
+                restless = if changes.has_changed().ok()? { (restless + 1).min(11) } else { 0 };
             }
             Err(error) => {
                 if failures == 0 {

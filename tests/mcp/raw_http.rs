@@ -373,6 +373,24 @@ async fn follow_session_that_is_replaced_during_a_call_reads_the_tools_again() {
     adopts(&session, &["raw__added", "raw__echo"]).await;
 }
 
+/// Each list begins a new session, which would otherwise cause the next list.
+#[tokio::test]
+async fn follow_server_whose_sessions_die_at_each_list_waits_longer_and_longer() {
+    let lists = AtomicUsize::new(0);
+    let server = Raw::start(move |message| match message["method"].as_str() {
+        Some("tools/list") if lists.fetch_add(1, Ordering::SeqCst) % 2 == 1 => Reply::Status(404, ""),
+        _ => polite(message),
+    })
+    .await;
+    let client = soon(server.client(OLD).connect()).await.unwrap();
+    let session = session(&client, []).await;
+    let begun = Instant::now();
+    client.follow(&session);
+    server.receives("tools/list", 11).await;
+    // The pauses before the lists are 200 ms, 400 ms, 800 ms and so on.
+    assert!(begun.elapsed() >= Duration::from_secs(3), "{:?}", begun.elapsed());
+}
+
 /// Returns a list with a tool whose schema is nested too deeply, and another tool.
 fn deep_list() -> Value {
     let mut deep = json!({ "type": "string" });

@@ -225,8 +225,8 @@ impl AuthorizedClient {
         self.options(&StartRequest { model, ..self.request(labels) }, mode).await
     }
 
-    /// Forks a conversation that the client may read. The fork has the labels of a new conversation. Its model must be
-    /// that of a new conversation, or one of `models`, because the client may not have been allowed to choose it.
+    /// Forks a conversation that the client may read. The fork has the labels of a new conversation. A client that can't
+    /// use the model in the original may not get it by a fork, so it must be that of a new conversation or one of `models`.
     #[cfg(feature = "web")]
     pub(crate) async fn fork(
         &self,
@@ -238,8 +238,13 @@ impl AuthorizedClient {
         let (labels, own) = self.new_options(None, None).await?.into_labels_and_model();
         let options = title.into_iter().fold(ForkOptions::new(labels), ForkOptions::with_title);
         let check = async { self.permitted(id, &[Action::Read]).await.map(drop) };
+        let may_prompt = self.permitted(id, &[Action::Prompt]).await.is_ok();
         let check_model = |model: Option<&str>| match model {
-            Some(name) if own.as_deref() != Some(name) && models.iter().all(|model| model != name) => {
+            Some(name)
+                if !may_prompt
+                    && own.as_deref() != Some(name)
+                    && models.iter().all(|model| model != name) =>
+            {
                 let text = format!("the model {name} of the conversation can't be chosen for a new one");
                 Err(Error::new(ErrorKind::UnknownModel, text).with_member("model", name))
             }

@@ -34,18 +34,20 @@ async fn fork_belongs_to_the_principal_and_has_the_path_to_the_node() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn fork_of_a_conversation_with_a_model_that_cannot_be_chosen_is_refused() {
+async fn fork_to_a_model_that_can_be_neither_used_nor_chosen_is_refused() {
     let app = App::with([Step::text("One.")], |web| web.models(["nobody:model"]));
     let id = app.create("ann").await;
     app.ask("ann", &id, "First").await;
     let session = app.manager.get(&ConversationId::new(&*id).unwrap()).unwrap();
     let path = format!("/agent/conversations/{id}/forks");
     session.configure(|config| Ok(config.set_model("test:costly")?)).await.unwrap();
-    let refused = app.post("ann", &path, json!({ "node": 2 })).await;
+    let refused = app.post("brancher", &path, json!({ "node": 2 })).await;
     assert_eq!((refused.status.as_u16(), refused.code().as_str()), (422, "unknown-model"));
     assert_eq!(app.get("ann", "/agent/conversations").await.json()["items"].as_array().unwrap().len(), 1);
-    session.configure(|config| Ok(config.set_model("test:scripted")?)).await.unwrap();
+    // Ann can use the model in the original, for example because it was once the model of new conversations.
     assert_eq!(app.post("ann", &path, json!({ "node": 2 })).await.status, StatusCode::CREATED);
+    session.configure(|config| Ok(config.set_model("test:scripted")?)).await.unwrap();
+    assert_eq!(app.post("brancher", &path, json!({ "node": 2 })).await.status, StatusCode::CREATED);
 }
 
 #[tokio::test(start_paused = true)]

@@ -47,7 +47,7 @@ export class Composer {
   /** @type {Outgoing[]} */ #outgoing = [];
   // The server may have accepted these messages although no answer has arrived. If one of them is sent again unchanged, it
   // keeps its id, so the server accepts it only once.
-  /** @type {Map<string, import("./client.js").Prompt>} */ #unanswered = new Map();
+  /** @type {Map<string, Outgoing>} */ #unanswered = new Map();
   #queue = "";
 
   /**
@@ -223,24 +223,32 @@ export class Composer {
 
   /** Takes the message out of the box, and sends it after those that were entered before it. */
   #send() {
-    const [entered, files] = [this.area.value, this.#files];
+    let [entered, files] = [this.area.value, this.#files];
+    if (!entered.trim() && !files.length) return;
+    const isIdle = this.#outgoing.length === 0;
+    const before = this.#unanswered.get(this.#key);
+    const start = before?.entered.trim() ? `${before.entered}\n` : "";
+    const startsSame = entered === before?.entered || entered.startsWith(start);
+    if (before && startsSame && before.files.every((file, index) => file === files[index])) {
+      this.#outgoing.push({ ...before, key: this.#key });
+      // What follows in the box was entered later, so it is another message.
+      entered = entered.slice(start.length);
+      files = files.slice(before.files.length);
+    }
     const text = entered.trim();
-    if (!text && !files.length) return;
     /** @type {import("./client.js").Content[]} */
     const content = [...files];
     if (text) content.push({ type: "text", text });
-    const before = this.#unanswered.get(this.#key);
-    const isSame = before && JSON.stringify(before.content) === JSON.stringify(content);
     /** @type {import("./client.js").Prompt} */
-    const prompt = { id: isSame ? before.id : crypto.randomUUID(), content };
+    const prompt = { id: crypto.randomUUID(), content };
     if (this.#isBusy && byId("at-step-box").checked) prompt.next = "step";
     byId("at-step-box").checked = false;
+    if (content.length) this.#outgoing.push({ key: this.#key, entered, files, prompt });
     this.area.value = "";
     this.#files = [];
     this.#showFiles();
     this.#changed();
-    this.#outgoing.push({ key: this.#key, entered, files, prompt });
-    if (this.#outgoing.length === 1) this.#sendAll();
+    if (isIdle) this.#sendAll();
   }
 
   async #sendAll() {
@@ -268,7 +276,7 @@ export class Composer {
     const drafted = isShown ? this.#files : (this.#filesOf.get(key) ?? []);
     const texts = [...unsent.map(({ entered }) => entered), draft].filter((text) => text.trim());
     const files = [...unsent.flatMap((outgoing) => outgoing.files), ...drafted];
-    this.#unanswered.set(key, unsent[0].prompt);
+    this.#unanswered.set(key, unsent[0]);
     if (isShown) {
       this.area.value = texts.join("\n");
       this.#files = files;

@@ -84,6 +84,29 @@ await step("a message whose answer was lost arrives once if it is sent again unc
   assert.deepEqual(await known(page), ["Hello", "pay 100", "pay 200", "pay 200"]);
 });
 
+await step("a message whose answer was lost arrives once if another text follows it in the box", async (made) => {
+  const page = await open(made);
+  await say(page, "Hello");
+  await idle(page);
+  const [isHeld, held] = gate();
+  const [isReleased, release] = gate();
+  await made.route("**/commands", async (route) => {
+    await route.fetch();
+    held();
+    await isReleased;
+    await route.abort("connectionreset");
+  }, { times: 1 });
+  await say(page, "pay 100");
+  await isHeld;
+  await page.fill("#prompt", "thanks");
+  release();
+  await isRestored(page, "pay 100\nthanks");
+  await page.press("#prompt", "Enter");
+  await page.waitForFunction(() => document.querySelector("#prompt").value === "");
+  await idle(page, 3);
+  assert.deepEqual(await known(page), ["Hello", "pay 100", "thanks"]);
+});
+
 await step("the first message of a conversation whose answer was lost starts one conversation and one run", async (made) => {
   const page = await open(made);
   const created = creations(page);

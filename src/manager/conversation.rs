@@ -2,8 +2,8 @@
 //!
 //! An operation takes the open session. If there is none, it asks the conversation's own opener, else the manager's
 //! starter, for the options, and opens the session. A session can end between its look-up and the operation, so an
-//! operation that then fails with [`ErrorKind::Ended`] is tried once more. A run whose end was awaited is not: it may
-//! have begun.
+//! operation that then fails with [`ErrorKind::Ended`] is tried once more. The ended session may have accepted a prompt,
+//! so the prompt has an id. A run whose end was awaited is not tried again.
 
 use std::{future::ready, sync::Arc};
 
@@ -211,6 +211,9 @@ impl Conversation {
 
     /// Sends a prompt and waits for the end of its run. A prompt without an id gets one. If the agent is busy, the
     /// prompt is staged first.
+    ///
+    /// A prompt with the same id, sent again, is accepted once and has the same outcome. With
+    /// [`Durable::Turns`](crate::agent::Durable::Turns), this holds until the session ends.
     ///
     /// # Errors
     ///

@@ -75,6 +75,31 @@ async fn approval_that_nobody_waits_for_is_stale() {
 }
 
 #[tokio::test]
+async fn message_after_an_approval_is_accepted_with_it_or_without_the_permission_for_it() {
+    for (user, approved) in [("ann", true), ("asker", false)] {
+        let pause = Step::tool_use("t1", "lookup", json!({ "what": "it" }));
+        let app = App::new([pause, Step::text("One."), Step::text("Two.")]);
+        let id = app.create("ann").await;
+        app.post("ann", "/api/chat", submit(&id, "Hi")).await;
+        let part = json!({ "type": "tool-lookup", "toolCallId": "t1", "state": "approval-responded",
+                           "input": { "what": "it" }, "approval": { "id": "t1", "approved": true } });
+        let mut body = submit(&id, "Hi");
+        body["messages"].as_array_mut().unwrap().extend([
+            json!({ "id": "a-u1", "role": "assistant", "parts": [part] }),
+            json!({ "id": "u2", "role": "user", "parts": [{ "type": "text", "text": "Next" }] }),
+        ]);
+        let response = app.send(request(Method::POST, user, "/api/chat", Some(body))).await;
+        assert_eq!(response.status(), StatusCode::OK, "{user}");
+        let session = app.manager.get(&ConversationId::new(&*id).unwrap()).unwrap();
+        if approved {
+            session.outcome("u2").await.unwrap();
+        }
+        let agent = session.snapshot().await.unwrap().agent;
+        assert_eq!((agent.pauses.is_empty(), agent.staged.is_empty()), (approved, approved), "{user}");
+    }
+}
+
+#[tokio::test]
 async fn idle_conversation_has_no_stream_and_nothing_to_stop() {
     let app = App::new([]);
     let id = app.create("ann").await;

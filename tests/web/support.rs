@@ -23,7 +23,8 @@ use tower::ServiceExt;
 use crate::openapi;
 
 /// The access hook of the tests. The header `x-user` names the user. `boss` is an operator, and `reader` may only read
-/// Ann's conversations. In these, `writer` may not branch, and `brancher` may not prompt. Only operators may see conversations with the label `hidden`.
+/// Ann's conversations. In these, `writer` may not branch, `brancher` may not prompt, and `asker` may not decide. Only
+/// operators may see conversations with the label `hidden`.
 pub(crate) struct Users;
 
 impl Permissions for Users {
@@ -33,6 +34,7 @@ impl Permissions for Users {
             "lister" => action == Action::List,
             "writer" => action != Action::Branch,
             "brancher" => action != Action::Prompt,
+            "asker" => action != Action::Decide,
             _ => true,
         };
         let is_hidden = labels.get("hidden").is_some() && !principal.is_operator();
@@ -46,7 +48,9 @@ impl Access for Users {
         let user = request.headers.get("x-user").and_then(|value| value.to_str().ok());
         match user.ok_or_else(Challenge::bearer)? {
             "boss" => Ok(Principal::operator("boss")),
-            user @ ("reader" | "writer" | "brancher") => Ok(Principal::new(user, labels("ann")).unwrap()),
+            user @ ("reader" | "writer" | "brancher" | "asker") => {
+                Ok(Principal::new(user, labels("ann")).unwrap())
+            }
             user => Ok(Principal::new(user, labels(user)).unwrap()),
         }
     }

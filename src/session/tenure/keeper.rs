@@ -13,7 +13,7 @@
 //! All keepers of a process run on one thread, which starts with the first lease. A store without leases starts none.
 
 use std::{
-    collections::HashMap,
+    collections::{BTreeMap, HashMap},
     io,
     sync::{Arc, Mutex, OnceLock, atomic::Ordering},
     thread,
@@ -201,10 +201,10 @@ struct LeaseKeeperTask {
     store: Arc<dyn Store>,
     acquisitions: Arc<watch::Sender<Acquisitions>>,
     /// The leases that are renewed regularly.
-    held: HashMap<LeaseKey, Arc<LeaseShared>>,
+    held: BTreeMap<LeaseKey, Arc<LeaseShared>>,
     /// The rejected leases that are being renewed. Each has a list of senders for the callers that wait for the
     /// outcome.
-    lapsed: HashMap<LeaseKey, Vec<LeaseReplyTx>>,
+    lapsed: BTreeMap<LeaseKey, Vec<LeaseReplyTx>>,
     work: FuturesUnordered<BoxFuture<'static, LeaseCallOutcome>>,
     is_renewing: bool,
     /// The time of the next renewal.
@@ -226,8 +226,8 @@ impl LeaseKeeperTask {
         Self {
             store,
             acquisitions,
-            held: HashMap::new(),
-            lapsed: HashMap::new(),
+            held: BTreeMap::new(),
+            lapsed: BTreeMap::new(),
             work: FuturesUnordered::new(),
             is_renewing: false,
             due: None,
@@ -297,7 +297,8 @@ impl LeaseKeeperTask {
     /// none, releases the lease.
     fn settle_late(&mut self, id: &ConversationId) {
         // A check in progress takes the lease at its end.
-        if !self.lapsed.keys().any(|(other, _)| other == id)
+        let checks = (id.clone(), Epoch(0))..=(id.clone(), Epoch(u64::MAX));
+        if self.lapsed.range(checks).next().is_none()
             && let Some(late) = self.take_late(id, None)
         {
             if let Ok(lease) = late.lease() {
@@ -335,8 +336,8 @@ impl LeaseKeeperTask {
         }
         // This lease has ended the earlier lease of a session of this process. If the session is still open, it needs
         // this lease.
-        let is_earlier = |(id, epoch): &&LeaseKey| *id == held.id && *epoch < lease.epoch;
-        if let Some(key) = self.held.keys().find(is_earlier).cloned()
+        let mut earlier = self.held.range((held.id.clone(), Epoch(0))..(held.id.clone(), lease.epoch));
+        if let Some(key) = earlier.next().map(|(key, _)| key.clone())
             && let Some(earlier) = self.held.remove(&key)
         {
             drop(earlier.lease.send_replace(Ok(lease)));

@@ -84,11 +84,11 @@ async fn run(mut call: WebRequest) -> Result<Response, Problem> {
         known: input.known(),
         state: input.state(),
     };
+    // A repetition waits until `performing` is dropped, so this request is forgotten first if it is refused.
     let started = match &performing {
         Some(_) => perform(&call, &input, &session, &view, &mut reader).await,
         None => Ok(repeated(&input, &view)),
     };
-    drop(performing);
     match started {
         Ok(start) => {
             let (stream, frames) = AgUiStream::begin(run, (*view).clone(), start);

@@ -3,12 +3,13 @@
 //! # Owners
 //!
 //! ```text
-//!  the parent's task ── Work: Arc<Delegations> ◄──┐
-//!        ▲ `ToolReport::Delegated` wakes it       │ usage, pauses: written below, taken by the task before each input
-//!        │                                        │ decisions: a channel for each call, from the task to the call
-//!  the call of the tool ── CallGuard ── Arc<ParentCall> ──► ToolContext ──► AgentLink ──┘
-//!                                            ▲
-//!  the child's task ── extensions ───────────┘  reads `has_ended`, draws from `account`, reports its rows
+//!  the parent's task ── RunningTools: Arc<DelegatedCalls> ◄──────────────┐
+//!        ▲ `Delegated` wakes it                                          │ usage, pauses: written below, taken by the
+//!        │                                                               │ task before each input
+//!        │                                                               │ decisions: a channel for each call
+//!  the call of the tool ── ParentCallEndGuard ── Arc<ParentCall> ──► ToolContext ──► ToolCallAgentLink
+//!                                                      ▲
+//!  the child's task ── extensions ─────────────────────┘  reads `has_ended`, draws from `account`, reports its rows
 //! ```
 //!
 //! A call owns its child. The child knows the call and never the parent's agent, so nothing keeps a parent alive. Rows

@@ -3,9 +3,9 @@
 //! # Owners
 //!
 //! ```text
-//!  the parent's session ── SessionWatch: `SubAgentSessionOpener` ◄── the call finds it through its agent's delegations
-//!  the call ── RunningChild ──► Session of the child: followed as a controller
-//!                    └── CallEnd ──► CallEntry ──► the registry: child, parent, a token for those who wait
+//!  the parent's session ── ManagerSessionWatcher: `SubAgentSessionOpener` ◄── a call finds it through its delegations
+//!  the call ── RunningSubAgent ──► the session of the child: followed as a controller
+//!            └── SubAgentSessionCloser ──► SubAgentCallGuard ──► SubAgentCalls: child, parent, a token to wait for
 //! ```
 //!
 //! The conversation of a child is `sub-` and the key of its call. Its labels are those of its root, with the ids of the

@@ -185,7 +185,7 @@ impl BackendSessionsOwner {
         self.backend.0.capabilities()
     }
 
-    /// Calls [`reach`](BackendOwner::reach). If the session is lost and [`LostSession`] allows a new session, starts a new
+    /// Calls [`reach`](Self::reach). If the session is lost and [`LostSession`] allows a new session, starts a new
     /// session and returns the error of the lost session.
     async fn reach_or_start(
         &self,

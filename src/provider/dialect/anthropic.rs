@@ -4,6 +4,7 @@
 mod content;
 mod decode;
 mod encode;
+mod event;
 
 use std::borrow::Cow;
 

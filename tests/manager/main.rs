@@ -30,6 +30,7 @@ mod room;
 mod shutdown;
 mod sub_agent_calls;
 mod sub_agents;
+mod sub_agents_labels;
 mod sub_agents_repeated;
 mod sub_agents_waiting;
 mod support;

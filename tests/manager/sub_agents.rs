@@ -14,7 +14,7 @@ use omni_agent::{
     session::{Mode, Session, SessionEvent},
     store::{
         ConversationId, Filter, Labels, MemoryStore, Page, Store, StoreError, Summary,
-        custom::{Change, Lease, StateChange, StoreTraits, Stored, StoredState, Version, Write},
+        custom::{Change, Lease, StateChange, Stored, Write},
     },
     subscription::{EndReason, Update},
     testing::{Gate, ScriptedProvider, Step},
@@ -25,7 +25,7 @@ use serde_json::{Value, json};
 use crate::rig::tasks;
 use crate::support::{CommandedStore, alone, held, id, in_time, open_ids, secs, settle};
 
-fn labels(pairs: &[(&str, &str)]) -> Labels {
+pub(crate) fn labels(pairs: &[(&str, &str)]) -> Labels {
     Labels::new(pairs.iter().copied()).unwrap()
 }
 
@@ -36,21 +36,21 @@ fn tokens(count: u64) -> Usage {
 }
 
 /// A step that uses these tools, with ids from their names.
-fn uses(tools: &[&str]) -> Step {
+pub(crate) fn uses(tools: &[&str]) -> Step {
     let step = Step::new().usage(tokens(1));
     tools.iter().fold(step, |step, tool| step.then_tool_use(tool, tool, json!({ "task": "Go." }))).stop()
 }
 
-fn says(text: &str) -> Step {
+pub(crate) fn says(text: &str) -> Step {
     Step::new().usage(tokens(2)).then_text([text]).stop()
 }
 
 /// A sub-agent with this name and script. Each call gets the next steps.
-fn sub(name: &'static str, steps: impl IntoIterator<Item = Step>) -> SubAgent {
+pub(crate) fn sub(name: &'static str, steps: impl IntoIterator<Item = Step>) -> SubAgent {
     sub_with(name, steps, |builder| builder)
 }
 
-fn sub_with(
+pub(crate) fn sub_with(
     name: &'static str,
     steps: impl IntoIterator<Item = Step>,
     build: impl Fn(AgentBuilder) -> AgentBuilder + Send + Sync + 'static,
@@ -60,24 +60,24 @@ fn sub_with(
 }
 
 /// An agent that calls this tool once, and then answers.
-fn calling(tool: impl Tool) -> AgentBuilder {
+pub(crate) fn calling(tool: impl Tool) -> AgentBuilder {
     let model = ScriptedProvider::new([uses(&[tool.name()]), says("Done."), says("Later.")]).model();
     Agent::builder().model(model).tool(tool)
 }
 
-async fn create(manager: &Manager, name: &str, agent: AgentBuilder) -> Session {
+pub(crate) async fn create(manager: &Manager, name: &str, agent: AgentBuilder) -> Session {
     let options = alone(agent).labels(labels(&[("tenant", "acme")])).tenant("acme");
     in_time(manager.create_with_id(&id(name), options)).await.unwrap().session
 }
 
 /// Returns the stored sub-agents of a conversation.
-async fn children(store: &Arc<MemoryStore>, parent: &str) -> Vec<Summary> {
+pub(crate) async fn children(store: &Arc<MemoryStore>, parent: &str) -> Vec<Summary> {
     let all = store.list(&Page::first(100).into()).await.unwrap();
     all.into_iter().filter(|summary| summary.labels.get("omni.parent") == Some(parent)).collect()
 }
 
 /// Returns a manager, and its store.
-fn managed() -> (Manager, Arc<MemoryStore>) {
+pub(crate) fn managed() -> (Manager, Arc<MemoryStore>) {
     let store = Arc::new(MemoryStore::new());
     (Manager::builder(Arc::clone(&store)).build(), store)
 }
@@ -392,37 +392,6 @@ async fn sub_agents_at_rest_in_the_turn_of_their_call_are_not_opened_by_others()
 }
 
 #[tokio::test(start_paused = true)]
-async fn sub_agents_get_new_labels_with_their_root() {
-    let (manager, store) = managed();
-    let low = || sub("low", [says("Low.")]);
-    let high = sub_with("high", [uses(&["low"]), says("High.")], move |agent| agent.tool(low()));
-    let session = create(&manager, "root", calling(high)).await;
-    in_time(session.ask("Go")).await.unwrap();
-    let high = children(&store, "root").await.remove(0).id;
-    let low = children(&store, high.as_str()).await.remove(0).id;
-    in_time(manager.set_labels(&id("root"), labels(&[("tenant", "other")]))).await.unwrap();
-    for child in [&high, &low] {
-        let stored = store.summary(child).await.unwrap().labels;
-        assert_eq!((stored.get("tenant"), stored.get("omni.root")), (Some("other"), Some("root")));
-    }
-    assert_eq!(store.summary(&low).await.unwrap().labels.get("omni.parent"), Some(high.as_str()));
-    let error = in_time(manager.set_labels(&low, labels(&[("tenant", "mine")]))).await.unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::SubAgent);
-    let opened = in_time(manager.open(&low, alone(calling(sub("other", []))))).await.unwrap();
-    let error = in_time(opened.session.set_labels(labels(&[("tenant", "mine")]))).await.unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::SubAgent);
-
-    // Lists can leave them out.
-    let listed = manager.list(Filter::default().without("omni.parent")).await.unwrap();
-    assert_eq!(listed.iter().map(|listed| listed.summary.id.as_str()).collect::<Vec<_>>(), ["root"]);
-    assert_eq!(manager.list(Page::default()).await.unwrap().len(), 3);
-
-    in_time(manager.delete(&id("root"))).await.unwrap();
-    assert!(manager.list(Page::default()).await.unwrap().is_empty());
-    assert!(open_ids(&manager).is_empty());
-}
-
-#[tokio::test(start_paused = true)]
 async fn sub_agents_of_erased_tool_uses_are_deleted() {
     let (manager, store) = managed();
     let model =
@@ -571,29 +540,6 @@ async fn sub_agents_of_a_parent_that_loses_its_place_leave_their_turns() {
     assert!(store.turn(&child).await.unwrap().is_some(), "the next owner of the root continues it");
 }
 
-/// Sets the stored labels of a conversation that is not open.
-async fn store_labels(store: &MemoryStore, id: &ConversationId, labels: Labels) {
-    let version = store.summary(id).await.unwrap().version;
-    store.write(id, &Write::on(version), &Change::State(StateChange::Labels(labels))).await.unwrap();
-}
-
-#[tokio::test(start_paused = true)]
-async fn sub_agents_of_a_child_with_old_labels_get_those_of_the_root() {
-    let (manager, store) = managed();
-    let session = create(&manager, "root", calling(sub("high", [says("High.")]))).await;
-    in_time(session.ask("Go")).await.unwrap();
-    let high = child(&store, "root").await;
-    let own = store.summary(&high).await.unwrap().labels;
-    let old = own.iter().map(|(name, value)| (name, if name == "tenant" { "old" } else { value }));
-    store_labels(&store, &high, Labels::new(old).unwrap()).await;
-    let options = alone(calling(sub("low", [says("Low.")])));
-    let opened = in_time(manager.open(&high, options)).await.unwrap();
-    in_time(opened.session.ask("Go on")).await.unwrap();
-    let low = child(&store, high.as_str()).await;
-    let labels = store.summary(&low).await.unwrap().labels;
-    assert_eq!((labels.get("tenant"), labels.get("omni.root")), (Some("acme"), Some("root")));
-}
-
 #[tokio::test(start_paused = true)]
 async fn sub_agents_opened_after_their_parent_was_deleted_are_deleted() {
     let (store, gate) = (Arc::new(MemoryStore::new()), Gate::new());
@@ -611,22 +557,6 @@ async fn sub_agents_opened_after_their_parent_was_deleted_are_deleted() {
     tokio::time::sleep(secs(60)).await;
     assert!(open_ids(&manager).is_empty());
     assert!(store.list(&Page::first(9).into()).await.unwrap().is_empty());
-}
-
-#[tokio::test(start_paused = true)]
-async fn sub_agents_usage_after_a_delete_keeps_the_label_of_the_root_only() {
-    let (manager, store) = managed();
-    let session = create(&manager, "root", calling(sub("search", [says("The Nile.")]))).await;
-    in_time(session.ask("Go")).await.unwrap();
-    let used = async |name: &str| {
-        let filter = Filter::with(labels(&[(name, "root"), ("tenant", "acme")]));
-        let sums = manager.used(&filter, Timestamp(0)..Timestamp(u64::MAX >> 1)).await.unwrap();
-        sums.iter().map(|sum| sum.usage.output).sum::<u64>()
-    };
-    assert_eq!((used("omni.root").await, used("omni.parent").await), (2, 2));
-    in_time(manager.delete(&id("root"))).await.unwrap();
-    assert!(children(&store, "root").await.is_empty());
-    assert_eq!((used("omni.root").await, used("omni.parent").await), (2, 0));
 }
 
 #[tokio::test(start_paused = true)]
@@ -694,64 +624,6 @@ async fn sub_agents_at_work_without_room_are_not_named_as_holders_of_places() {
     let next = in_time(manager.create_with_id(&id("next"), alone(calling(sub("other", []))))).await;
     let error = next.unwrap_err();
     assert_eq!((error.kind(), error.member("running")), (ErrorKind::NoRoom, Some(&json!(["root"]))));
-}
-
-/// Returns the labels of a sub-agent below this parent, with those that the root had first.
-fn labels_below(parent: &str) -> Labels {
-    labels(&[("tenant", "acme"), ("omni.root", "root"), ("omni.parent", parent), ("omni.call", "c")])
-}
-
-/// A store in which `sub-low` becomes a sub-agent of `sub-high` while the labels of `sub-high` are being set.
-struct Growing(MemoryStore);
-
-#[async_trait::async_trait]
-impl Store for Growing {
-    forward!(self.0: load, summary, delete, list);
-
-    fn traits(&self) -> StoreTraits {
-        StoreTraits::default().with_labels(true)
-    }
-
-    async fn write(
-        &self,
-        own: &ConversationId,
-        write: &Write,
-        change: &Change,
-    ) -> Result<Version, StoreError> {
-        if own.as_str() == "sub-high" && matches!(change, Change::State(StateChange::Labels(_))) {
-            store_labels(&self.0, &id("sub-low"), labels_below("sub-high")).await;
-        }
-        self.0.write(own, write, change).await
-    }
-}
-
-#[tokio::test(start_paused = true)]
-async fn sub_agents_stored_while_labels_are_set_get_the_new_labels() {
-    let store = Arc::new(Growing(MemoryStore::new()));
-    let manager = Manager::builder(Arc::clone(&store)).build();
-    let acme = labels(&[("tenant", "acme")]);
-    let all = [("root", acme.clone()), ("sub-high", labels_below("root")), ("sub-low", acme)];
-    for (name, own) in all {
-        let options = alone(calling(sub("search", []))).labels(own);
-        in_time(manager.create_with_id(&id(name), options)).await.unwrap();
-        in_time(manager.close(&id(name))).await.unwrap();
-    }
-    in_time(manager.set_labels(&id("root"), labels(&[("tenant", "other")]))).await.unwrap();
-    for name in ["sub-high", "sub-low"] {
-        let own = store.summary(&id(name)).await.unwrap().labels;
-        assert_eq!((own.get("tenant"), own.get("omni.root")), (Some("other"), Some("root")), "{name}");
-    }
-}
-
-#[tokio::test(start_paused = true)]
-async fn sub_agents_get_labels_that_the_session_of_their_root_sets() {
-    let (manager, store) = managed();
-    let session = create(&manager, "root", calling(sub("search", [says("The Nile.")]))).await;
-    in_time(session.ask("Go")).await.unwrap();
-    in_time(session.set_labels(labels(&[("tenant", "other")]))).await.unwrap();
-    settle().await;
-    let own = store.summary(&child(&store, "root").await).await.unwrap().labels;
-    assert_eq!((own.get("tenant"), own.get("omni.root")), (Some("other"), Some("root")));
 }
 
 #[tokio::test(start_paused = true)]
@@ -862,74 +734,4 @@ async fn sub_agents_whose_calls_may_be_repeated_are_refused_before_they_wait_for
     in_time(busy.reached()).await;
     let error = in_time(second.open(&below, alone(calling(sub("other", []))))).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::SubAgent);
-}
-
-/// A store that counts its lists.
-#[derive(Clone, Default)]
-struct CountingLists(Arc<(MemoryStore, AtomicUsize)>);
-
-#[async_trait::async_trait]
-impl Store for CountingLists {
-    forward!(self.0.0: load, summary, delete, write);
-
-    fn traits(&self) -> StoreTraits {
-        StoreTraits::default().with_labels(true)
-    }
-
-    async fn list(&self, listing: &omni_agent::store::Listing) -> Result<Vec<Summary>, StoreError> {
-        self.0.1.fetch_add(1, Ordering::SeqCst);
-        self.0.0.list(listing).await
-    }
-}
-
-#[tokio::test(start_paused = true)]
-async fn sub_agents_of_a_large_tree_are_labelled_and_deleted_with_few_lists() {
-    let store = CountingLists::default();
-    let manager = Manager::builder(store.clone()).build();
-    let create = async |name: &str, labels: Labels| {
-        let state = StoredState::default().with_labels(labels);
-        store.write(&id(name), &Write::first(), &Change::create(state)).await.unwrap();
-    };
-    create("root", labels(&[("tenant", "acme")])).await;
-    for number in 0..100 {
-        let parent = if number < 10 { "root".to_owned() } else { format!("sub-{}", number / 10) };
-        create(&format!("sub-{number}"), labels_below(&parent)).await;
-    }
-    in_time(manager.set_labels(&id("root"), labels(&[("tenant", "other")]))).await.unwrap();
-    let deepest = store.summary(&id("sub-99")).await.unwrap().labels;
-    assert_eq!((deepest.get("tenant"), deepest.get("omni.parent")), (Some("other"), Some("sub-9")));
-    in_time(manager.delete(&id("root"))).await.unwrap();
-    assert!(store.list(&Page::first(9).into()).await.unwrap().is_empty());
-    let lists = store.0.1.load(Ordering::SeqCst);
-    assert!(lists < 10, "{lists} lists");
-}
-
-/// A store in which another process sets the labels of `sub-a` after each list.
-struct Rival(MemoryStore);
-
-#[async_trait::async_trait]
-impl Store for Rival {
-    forward!(self.0: load, summary, delete, write);
-
-    fn traits(&self) -> StoreTraits {
-        StoreTraits::default().with_labels(true)
-    }
-
-    async fn list(&self, listing: &omni_agent::store::Listing) -> Result<Vec<Summary>, StoreError> {
-        if self.0.summary(&id("sub-a")).await.is_ok() {
-            store_labels(&self.0, &id("sub-a"), labels_below("root")).await;
-        }
-        self.0.list(listing).await
-    }
-}
-
-#[tokio::test(start_paused = true)]
-async fn sub_agents_whose_labels_another_process_sets_do_not_keep_set_labels_from_returning() {
-    let manager = Manager::builder(Rival(MemoryStore::new())).build();
-    for (name, own) in [("root", labels(&[("tenant", "acme")])), ("sub-a", labels_below("root"))] {
-        let options = alone(calling(sub("search", []))).labels(own);
-        in_time(manager.create_with_id(&id(name), options)).await.unwrap();
-        in_time(manager.close(&id(name))).await.unwrap();
-    }
-    in_time(manager.set_labels(&id("root"), labels(&[("tenant", "other")]))).await.unwrap();
 }

@@ -103,6 +103,25 @@ async fn regenerated_and_edited_answers_reach_the_client() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn stream_of_a_regenerated_answer_ends_before_the_turn_of_another_prompt() {
+    for level in [AgUiVersion::V0, AgUiVersion::V1] {
+        let gate = Gate::new();
+        let two = Step::new().then_text(["Two"]).gate(&gate).stop();
+        let steps = [Step::text("One"), two, Step::text("Three")];
+        let mut rig = Rig::new(level, steps).await;
+        rig.say("Hi").await;
+        rig.client.messages.truncate(1);
+        let mut again = rig.post(json!({})).await;
+        again.until("TEXT_MESSAGE_CONTENT").await;
+        rig.session.prompt(Prompt::new("Other")).await.unwrap();
+        gate.open();
+        let frames = again.finish(&mut rig.client).await;
+        assert!(!format!("{frames:?}").contains("Three"), "{frames:?}");
+        assert_eq!(rig.client.messages[1]["content"], "Two");
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn older_version_continues_and_then_the_newer_one() {
     let mut rig = two_turns().await;
     let old = rig.client.messages.clone();

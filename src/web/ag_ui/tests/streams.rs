@@ -782,22 +782,3 @@ async fn questions_of_running_tools_can_be_answered_one_by_one() {
         rig.check_messages().await;
     }
 }
-
-#[tokio::test(start_paused = true)]
-async fn stream_of_a_regenerated_answer_ends_before_the_turn_of_another_prompt() {
-    for level in LEVELS {
-        let gate = Gate::new();
-        let steps =
-            [Step::text("One"), Step::new().then_text(["Two"]).gate(&gate).stop(), Step::text("Three")];
-        let mut rig = Rig::new(level, steps).await;
-        rig.say("Hi").await;
-        rig.client.messages.truncate(1);
-        let mut again = rig.post(json!({})).await;
-        again.until("TEXT_MESSAGE_CONTENT").await;
-        rig.session.prompt(crate::run::Prompt::new("Other")).await.unwrap();
-        gate.open();
-        let frames = again.finish(&mut rig.client).await;
-        assert!(!format!("{frames:?}").contains("Three"), "{frames:?}");
-        assert_eq!(rig.client.messages[1]["content"], "Two");
-    }
-}

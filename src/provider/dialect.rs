@@ -28,6 +28,7 @@ pub use encoding::{EffortWords, placeholder};
 pub(crate) use error::{is_error, with_wait};
 pub use gemini::GoogleGemini;
 pub use ollama::OllamaChat;
+pub(in crate::provider) use responses::is_commentary;
 pub use responses::{OpenAiResponses, ReasoningItems};
 use serde_json::{Map, Value};
 

@@ -6,9 +6,9 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 use serde_json::{Deserializer, Map, Value};
 
-use super::{OutputSchema, StopReason};
+use super::{OutputSchema, StopReason, dialect::is_commentary};
 use crate::{
-    message::{Content, History, Message, Timestamp},
+    message::{Content, History, Message, Text, Timestamp},
     tool::{
         Schema,
         walk::{includes_type, parts},
@@ -30,18 +30,20 @@ pub(super) const WRAPPER: &str = "value";
 /// Returns the value in a response's text if it fits the schema. Removes what the rewritten schema has added: nulls of
 /// optional properties that do not accept null, and the object around a value that is not an object.
 ///
-/// If `enforced` is set, the service has enforced the schema. Otherwise the value may be surrounded by prose.
+/// If `enforced` is set, the service has enforced the schema. Otherwise the value may be surrounded by prose. Commentary
+/// before the final answer is ignored, because no schema applies to it.
 ///
 /// # Errors
 ///
 /// If no value fits the schema, returns the problem in words that a model can act on.
 pub(crate) fn read(answer: &Message, output: &OutputSchema, enforced: bool) -> Result<Value, String> {
-    let text = answer.text();
+    let texts = final_texts(answer);
+    let text = texts.concat();
     let (whole, no_json) = match serde_json::from_str::<Value>(text.trim()) {
         Ok(value) => (Some(value), None),
         Err(error) => (None, Some(format!("the response is not JSON: {error}"))),
     };
-    let among = || if enforced { Vec::new() } else { values_among(answer, &text) };
+    let among = || if enforced { Vec::new() } else { values_among(&texts, &text) };
     let mut problem = None;
     for value in whole.into_iter().chain(std::iter::once_with(among).flatten()) {
         match fitted(value, &output.schema) {
@@ -52,6 +54,17 @@ pub(crate) fn read(answer: &Message, output: &OutputSchema, enforced: bool) -> R
         }
     }
     Err(problem.or(no_json).unwrap_or_default())
+}
+
+/// Returns the texts of a response without its commentary. If the response is only commentary, returns all texts.
+fn final_texts(answer: &Message) -> Vec<&str> {
+    let texts = answer.content.iter().filter_map(|block| match block {
+        Content::Text(text) => Some(text),
+        _ => None,
+    });
+    let (commentary, last): (Vec<&Text>, Vec<&Text>) = texts.partition(|text| is_commentary(answer, text));
+    let texts = if last.is_empty() { commentary } else { last };
+    texts.into_iter().map(|text| text.text.as_str()).collect()
 }
 
 /// Returns the value in the form of the original schema.
@@ -130,11 +143,9 @@ impl OutputRetryMessages {
 /// Returns the JSON values in a response: first text blocks that are JSON, then code fences that are JSON, then objects
 /// and arrays inside text. In each of these groups, later values come first, because models often reason in text before
 /// the final value.
-fn values_among(answer: &Message, text: &str) -> Vec<Value> {
+fn values_among(texts: &[&str], text: &str) -> Vec<Value> {
     let parse = |text: &str| serde_json::from_str::<Value>(text.trim()).ok();
-    let blocks = answer.content.iter().filter_map(Content::as_text).filter_map(parse);
-    let mut values: Vec<Value> = blocks.collect();
-    values.reverse();
+    let mut values: Vec<Value> = texts.iter().rev().copied().filter_map(parse).collect();
     let mut fenced: Vec<Value> = fences(text).filter_map(parse).collect();
     values.extend(fenced.drain(..).rev());
     let mut among: Vec<Value> = among_words(text);

@@ -90,3 +90,56 @@ async fn generate_as_of_a_type_without_a_usable_schema_sends_nothing() {
     let error = provider.model().generate_as::<Odd>(Request::prompt("Hi")).await.map(drop).unwrap_err();
     assert_eq!((error.kind, provider.requests().len()), (ProviderErrorKind::InvalidRequest, 0));
 }
+
+/// Returns a reply in the Responses format whose messages have these phases and texts.
+#[cfg(feature = "http")]
+fn in_phases(messages: &[(Option<&str>, &[&str])]) -> crate::server::Reply {
+    let message = |(at, (phase, texts)): (usize, &(Option<&str>, &[&str]))| {
+        let content: Vec<Value> = texts
+            .iter()
+            .map(|text| json!({"type": "output_text", "text": text, "annotations": []}))
+            .collect();
+        let mut item = json!({"id": format!("msg_{at}"), "type": "message", "status": "completed",
+            "role": "assistant", "content": content});
+        if let Some(phase) = phase {
+            item["phase"] = json!(phase);
+        }
+        item
+    };
+    let output: Vec<Value> = messages.iter().enumerate().map(message).collect();
+    let response = json!({"type": "response.completed", "response": {"id": "resp_1", "object": "response",
+        "status": "completed", "error": null, "model": "gpt-5.4", "output": output}});
+    crate::server::Reply::sse().piece(format!("event: response.completed\ndata: {response}\n\n"))
+}
+
+#[cfg(feature = "http")]
+#[tokio::test]
+async fn generate_as_of_an_answer_with_commentary_reads_the_final_answer() {
+    use omni_agent::provider::http::Endpoint;
+
+    use crate::{endpoints::model, server::Server};
+
+    let (comment, last) = (Some("commentary"), Some("final_answer"));
+    let four = r#"{"number": 4}"#;
+    let cases: [&[(Option<&str>, &[&str])]; 7] = [
+        &[(comment, &["I will check the evidence."]), (last, &[four])],
+        &[(comment, &["I will check the evidence."]), (None, &[four])],
+        &[(comment, &[r#"{"number": 2}"#]), (last, &[four])],
+        &[(comment, &[four]), (last, &[four])],
+        &[(comment, &["One."]), (comment, &["Two."]), (last, &[r#"{"number":"#, " 4}"])],
+        &[(last, &[four]), (comment, &[r#"{"number": 2}"#])],
+        // The phase is wrong, but there is no other text.
+        &[(comment, &[four])],
+    ];
+    for endpoint in
+        [Endpoint::openai_responses(), Endpoint::openai_responses_compatible("r", "http://r.test/v1")]
+    {
+        for case in cases {
+            let server = Server::start([in_phases(case)]).await;
+            let model = model(&endpoint, "gpt-5.4", &server);
+            let read = model.generate_as::<Even>(Request::prompt("An even number?")).await;
+            let (value, _) = read.unwrap_or_else(|error| panic!("{case:?}: {error}"));
+            assert_eq!((value, server.received().len()), (Even { number: 4 }, 1), "{case:?}");
+        }
+    }
+}

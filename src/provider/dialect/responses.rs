@@ -8,6 +8,8 @@ mod decode;
 mod encode;
 mod item;
 
+pub(in crate::provider) use item::is_commentary;
+
 use std::borrow::Cow;
 
 use super::{

@@ -2,7 +2,11 @@
 
 use serde_json::{Map, Value};
 
-use crate::provider::{BlockStart, Delta, Part, dialect::decoding::ReceivedTextDigest};
+use super::NAME;
+use crate::{
+    message::{Message, Text},
+    provider::{BlockStart, Delta, Part, dialect::decoding::ReceivedTextDigest},
+};
 
 /// The text between two parts in a thinking block.
 const GAP: &str = "\n\n";
@@ -335,6 +339,14 @@ fn signature(part: &Value, item: &Value) -> Option<String> {
         kept.insert("annotations".to_owned(), list(part, "annotations").into());
     }
     (!kept.is_empty()).then(|| Value::Object(kept).to_string())
+}
+
+/// Returns whether a text of this message only comments on the work before the final answer. The phase of the text says
+/// so.
+pub(in crate::provider) fn is_commentary(message: &Message, text: &Text) -> bool {
+    let signature = text.signature.as_deref().filter(|_| message.is_native_to(NAME));
+    let kept: Option<Map<String, Value>> = signature.and_then(|kept| serde_json::from_str(kept).ok());
+    kept.is_some_and(|kept| kept.get("phase").is_some_and(|phase| phase == "commentary"))
 }
 
 impl ResponsesFunctionCall {

@@ -564,6 +564,29 @@ fn encode_reasoning_followed_by_nothing_is_omitted() {
 }
 
 #[test]
+fn encode_generated_image_is_sent_back_without_members_that_requests_reject() {
+    let item = |item: &Value| Content::from(ProviderItem::new("openai_responses", item.clone()));
+    let image = json!({"id": "ig_1", "type": "image_generation_call", "status": "completed", "action": "generate",
+        "background": "opaque", "output_format": "png", "quality": "high", "result": "aW1n", "size": "1024x1024",
+        "revised_prompt": "A cat."});
+    let sent =
+        json!({"id": "ig_1", "type": "image_generation_call", "status": "completed", "result": "aW1n"});
+    assert_eq!(plain([Message::assistant([item(&image)])]), json!([sent]));
+    let reasoning = json!({"type": "reasoning", "id": "rs", "summary": [], "encrypted_content": "e"});
+    let thinking = Content::from(Thinking::new("").with_signature(reasoning.to_string()));
+    for result in [Value::Null, json!("")] {
+        let mut image = image.clone();
+        image["result"] = result;
+        // The reasoning before the call is omitted too, because the service rejects it without the call.
+        assert_eq!(plain([Message::assistant([thinking.clone(), item(&image)])]), json!([]));
+    }
+    // Items of other kinds stay unchanged.
+    let search =
+        json!({"id": "ws_1", "type": "web_search_call", "status": "completed", "action": {"type": "search"}});
+    assert_eq!(plain([Message::assistant([item(&search)])]), json!([search]));
+}
+
+#[test]
 fn encode_refusal_is_sent_back_as_a_refusal() {
     let item = json!({"id": "msg_1", "type": "message", "content": [
         {"type": "output_text", "text": "Well."}, {"type": "refusal", "refusal": "I can't."}]});

@@ -48,6 +48,9 @@ const FILES: [(&str, &str); 12] = [
     ("application/vnd.openxmlformats-officedocument.spreadsheetml.sheet", "document.xlsx"),
 ];
 
+/// The type of the items with generated images. The service rejects their other members, such as `action`, in requests.
+const IMAGE_CALL: &str = "image_generation_call";
+
 pub(super) fn encode(format: &OpenAiResponses, request: &Request) -> Result<Encoded, ProviderError> {
     let traits = &request.traits().openai;
     let output = output::supported(format.output, request);
@@ -377,8 +380,12 @@ impl<'a> ResponsesInput<'a> {
                     assistant_message(json!({"type": "output_text", "text": text, "annotations": []}), None)
                 }
                 other => match own_item(other) {
-                    // The service rejects an item without its answer, and reasoning without the item that follows it.
-                    Some(item) if asked(item).is_some_and(|asked| !self.answered.contains(asked)) => {
+                    // The service rejects an item without its answer, an image call without its image, and reasoning
+                    // without the item that follows it.
+                    Some(item)
+                        if asked(item).is_some_and(|asked| !self.answered.contains(asked))
+                            || is_unfinished_image(item) =>
+                    {
                         waiting.clear();
                         continue;
                     }
@@ -392,10 +399,16 @@ impl<'a> ResponsesInput<'a> {
         Ok(())
     }
 
-    /// Returns an item of this wire format unchanged, and remembers its ids for its answer.
+    /// Returns an item of this wire format as the service accepts it, and remembers its ids for its answer.
     fn own(&mut self, item: &'a Value) -> Value {
         self.sent.extend(["call_id", "id"].map(|key| text(item, key)));
-        item.clone()
+        let mut item = item.clone();
+        if text(&item, "type") == IMAGE_CALL
+            && let Value::Object(members) = &mut item
+        {
+            members.retain(|key, _| ["id", "type", "status", "result"].contains(&key.as_str()));
+        }
+        item
     }
 
     fn call(&mut self, tool_use: &'a ToolUse, native: bool) -> Value {
@@ -454,6 +467,11 @@ fn own_item(block: &Content) -> Option<&Value> {
         Content::ProviderItem(item) if item.format == NAME && item.data.is_object() => Some(&item.data),
         _ => None,
     }
+}
+
+/// Returns whether the item is a call of the service's image generation that has no image.
+fn is_unfinished_image(item: &Value) -> bool {
+    text(item, "type") == IMAGE_CALL && text(item, "result").is_empty()
 }
 
 fn input_text(text: &str) -> Value {

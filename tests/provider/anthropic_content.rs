@@ -284,6 +284,28 @@ fn encode_provider_items_are_sent_back_unchanged_and_only_to_their_own_format() 
 }
 
 #[test]
+fn encode_compaction_without_content_is_omitted() {
+    let sent = |compaction: Value| {
+        let item = ProviderItem::new("anthropic_messages", compaction);
+        messages([Message::user("a"), Message::assistant(vec![Content::from(item), "ok".into()])])[1]["content"].clone()
+    };
+    for empty in [
+        json!({"type": "compaction", "content": null}),
+        json!({"type": "compaction", "content": ""}),
+        json!({"type": "compaction", "content": null, "encrypted_content": null}),
+        json!({"type": "compaction"}),
+    ] {
+        assert_eq!(sent(empty.clone()), json!([text("ok")]), "{empty}");
+    }
+    for kept in [
+        json!({"type": "compaction", "content": "Summary."}),
+        json!({"type": "compaction", "content": null, "encrypted_content": "Eq"}),
+    ] {
+        assert_eq!(sent(kept.clone()), json!([kept, text("ok")]));
+    }
+}
+
+#[test]
 fn encode_signatures_of_other_formats_are_not_sent_as_citations() {
     let signed = Text::new("t").with_signature("b64sig==");
     let caller = tool_use("1").with_signature("{\"type\":\"x\"}");

@@ -320,6 +320,7 @@ impl AnthropicHistoryEncoder<'_> {
                 Some((AnthropicBlockKind::ToolResult, self.tool_result(result)?))
             }
             (Content::ProviderItem(item), _) if item.format == NAME => match &item.data {
+                Value::Object(value) if is_empty_compaction(value) => None,
                 Value::Object(value) => Some((AnthropicBlockKind::Opaque, value.clone())),
                 _ => None,
             },
@@ -397,6 +398,13 @@ impl AnthropicHistoryEncoder<'_> {
 /// <https://platform.claude.com/docs/en/build-with-claude/refusals-and-fallback>.
 fn is_fallback(content: &Content) -> bool {
     matches!(content, Content::ProviderItem(item) if item.format == NAME && item.data["type"] == "fallback")
+}
+
+/// Returns whether the item is a compaction without content. The service itself sends such an item if its compaction
+/// failed, but rejects it in requests.
+fn is_empty_compaction(item: &AnthropicObject) -> bool {
+    let has = |key: &str| item.get(key).is_some_and(|content| !content.is_null() && content != "");
+    item.get("type").is_some_and(|kind| kind == "compaction") && !has("content") && !has("encrypted_content")
 }
 
 /// Encodes a text block. Returns `None` for a blank text, because the service rejects it.

@@ -194,6 +194,52 @@ fn calls_with_the_same_id_get_distinct_ids_in_deltas_too() {
 }
 
 #[test]
+fn calls_with_the_same_id_and_index_stay_separate() {
+    let f = |arguments: &str| json!({"function": {"name": "f", "arguments": arguments}});
+    let g = |arguments: &str| json!({"function": {"name": "g", "arguments": arguments}});
+    let rest = |arguments: &str| json!({"function": {"arguments": arguments}});
+    let (x, y) = (json!({"x": 1}), json!({"y": 2}));
+    for (index, chunks, expected) in [
+        (json!(0), vec![f("{\"x\":1}"), g("{\"y\":2}")], [("f", &x), ("g", &y)]),
+        (json!(null), vec![f("{\"x\":1}"), g("{\"y\":2}")], [("f", &x), ("g", &y)]),
+        (json!(0), vec![f("{\"x\":1}"), f("{\"y\":2}")], [("f", &x), ("f", &y)]),
+        (json!(null), vec![f("{\"x\":1}"), f("{\"y\":2}")], [("f", &x), ("f", &y)]),
+        (json!(0), vec![f("{\"x\":1}"), g("{\"x\":1}")], [("f", &x), ("g", &x)]),
+        (json!(0), vec![f("{}"), g("{\"y\":2}")], [("f", &json!({})), ("g", &y)]),
+        (json!(0), vec![f("{\"x\":"), rest("1}"), g("{\"y\":"), rest("2}")], [("f", &x), ("g", &y)]),
+    ] {
+        let chunks: Vec<Value> = chunks
+            .into_iter()
+            .map(|mut call| {
+                (call["index"], call["id"]) = (index.clone(), json!("c"));
+                json!([call])
+            })
+            .collect();
+        let made = made(&chunks);
+        let named: Vec<_> = made.iter().map(|(_, name, input)| (name.as_str(), input)).collect();
+        assert_eq!(named, expected, "{chunks:?}");
+        assert_ne!(made[0].0, made[1].0);
+    }
+}
+
+#[test]
+fn calls_that_repeat_their_id_and_name_with_the_same_arguments_count_once() {
+    let f =
+        |arguments: &str| json!([{"index": 0, "id": "a", "function": {"name": "f", "arguments": arguments}}]);
+    for pieces in [
+        vec!["{\"x\":1}", "{\"x\":1}"],
+        vec!["{\"x\":1}", ""],
+        vec!["{\"x\":1}", "\n"],
+        vec!["{\"x\"", "{\"x\":1}", "{\"x\":1}"],
+        vec!["{}", "{\"x\":1}"],
+    ] {
+        let chunks: Vec<Value> = pieces.iter().map(|arguments| f(arguments)).collect();
+        let made = made(&chunks);
+        assert_eq!((made.len(), made[0].0.as_str(), made[0].1.as_str()), (1, "a", "f"), "{pieces:?}");
+    }
+}
+
+#[test]
 fn calls_with_arguments_before_the_name_wait_for_the_name() {
     let made = made(&[
         json!([{"index": 0, "function": {"arguments": "{\"x\""}}]),

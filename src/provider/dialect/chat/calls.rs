@@ -228,7 +228,7 @@ impl ChatCalls {
             return (!begins).then_some(candidate);
         }
         let by_id = || self.list.iter().rposition(|call| *call.id == *fragment.id);
-        match by_index {
+        let at = match by_index {
             Some(at) if *self.list[at].id == *fragment.id => Some(at),
             Some(at) if self.list[at].id.is_empty() => {
                 let begins = named && self.is_another(at, &fragment.name);
@@ -243,7 +243,8 @@ impl ChatCalls {
                 let open = !named && fragment.index.is_none() && !self.list[last].json.is_complete();
                 open.then_some(last)
             }),
-        }
+        };
+        at.filter(|at| !self.list[*at].is_before(fragment))
     }
 
     /// Returns whether a fragment with a name begins another call instead of continuing the call at `at`.
@@ -325,6 +326,21 @@ impl ChatCall {
     /// Returns whether this may be the call with this complete name.
     fn can_be(&self, name: &str) -> bool {
         self.name == name || self.block.is_none() && name.starts_with(&self.name)
+    }
+
+    /// Returns whether a fragment with the id of this call is a whole other call. Some services give the same id and
+    /// index to all calls of a response. The arguments of this call are complete then, and the fragment has another name
+    /// or does not repeat them.
+    fn is_before(&self, fragment: &ChatToolCallFragment<'_>) -> bool {
+        let arguments = fragment.arguments.trim();
+        let is_whole = !fragment.name.is_empty() && arguments.starts_with('{');
+        let has_ended = self.block.is_some() && self.json.is_complete() && self.json.last == b'}';
+        let differs = || {
+            self.received.bytes() > 0
+                && !is_empty_object(arguments)
+                && self.received.rest(&fragment.arguments).is_none()
+        };
+        is_whole && has_ended && (*fragment.name != *self.name || differs())
     }
 
     /// Returns whether the arguments so far are only an empty object, which other arguments may replace.

@@ -199,6 +199,7 @@ fn decode_finish_reason_maps_to_stop_reason() {
     for (word, expected) in [
         ("stop", StopReason::Stop),
         ("STOP", StopReason::Stop),
+        ("end", StopReason::Stop),
         ("length", StopReason::Length),
         ("content_filter", StopReason::Refusal),
         ("sensitive", StopReason::Refusal),
@@ -208,6 +209,22 @@ fn decode_finish_reason_maps_to_stop_reason() {
         ("tool_calls", StopReason::Stop),
     ] {
         assert_eq!(stop(word), expected, "{word}");
+    }
+}
+
+#[test]
+fn decode_finish_reason_that_only_says_null_is_absent() {
+    for word in ["null", "none", "None"] {
+        let part = |text: &str| {
+            let mut chunk = delta(json!({"content": text}));
+            chunk["choices"][0]["finish_reason"] = json!(word);
+            chunk
+        };
+        let folded = answer(&[part("a"), part("b"), finish("length")]).unwrap();
+        assert_eq!((folded.message.text(), folded.stop_reason), ("ab".to_owned(), StopReason::Length));
+        // Without any other finish reason, the answer is cut off.
+        let error = answer(&[part("a"), part("b")]).unwrap_err();
+        assert_eq!(error.kind, ProviderErrorKind::Truncated, "{word}");
     }
 }
 
@@ -363,6 +380,9 @@ fn decode_error_inside_the_stream_is_an_error() {
         ),
         (finish("error"), ProviderErrorKind::Service),
         (finish("network_error"), ProviderErrorKind::Service),
+        (finish("network-error"), ProviderErrorKind::Service),
+        (finish("abort"), ProviderErrorKind::Service),
+        (finish("error_finish"), ProviderErrorKind::Service),
         (finish("insufficient_system_resource"), ProviderErrorKind::Service),
         (
             json!({"object": "error", "message": "too long", "type": "BadRequestError", "code": 400}),
@@ -381,6 +401,42 @@ fn decode_error_inside_the_stream_is_an_error() {
         let error = answer(&[text.clone(), chunk.clone()]).unwrap_err();
         assert_eq!(error.kind, kind, "{chunk}: {error}");
         assert_eq!(error.body.as_deref(), Some(chunk.to_string().as_str()));
+    }
+}
+
+#[test]
+fn decode_error_message_without_choices_is_an_error() {
+    let words = "This model's maximum context length is 163840 tokens. However, you requested 163841 tokens.";
+    let report = json!({"error_type": "BadRequestError", "error_message": words});
+    let with = |members: Value| {
+        let mut chunk = report.clone();
+        chunk.as_object_mut().unwrap().extend(members.as_object().unwrap().clone());
+        chunk
+    };
+    for chunk in [
+        report.clone(),
+        with(json!({"choices": null})),
+        with(json!({"choices": []})),
+        with(
+            json!({"choices": null, "id": "c", "object": "chat.completion.chunk", "model": "m", "usage": null}),
+        ),
+        with(json!({"choices": [], "object": "chat.completion.chunk", "usage": {"prompt_tokens": 0}})),
+    ] {
+        for begun in [vec![], vec![delta(json!({"content": "x"}))]] {
+            let error = answer(&[begun, vec![chunk.clone(), json!("[DONE]")]].concat()).unwrap_err();
+            assert_eq!(error.kind, ProviderErrorKind::ContextTooLong, "{chunk}: {error}");
+            assert_eq!(error.message, words);
+        }
+    }
+    // Without words about the context, the type of the error decides.
+    let other = json!({"choices": [], "error_type": "RateLimitError", "error_message": "slow down"});
+    assert_eq!(answer(&[other]).unwrap_err().kind, ProviderErrorKind::RateLimit);
+    for none in [json!(null), json!("")] {
+        let chunk = json!({"choices": [], "error_type": none, "error_message": none});
+        assert_eq!(
+            answer(&[chunk, delta(json!({"content": "x"})), finish("stop")]).unwrap().message.text(),
+            "x"
+        );
     }
 }
 

@@ -91,6 +91,7 @@ const BODIES: &[(u16, &str, ProviderErrorKind, bool, &str)] = &[
     (400, r#"{"error":{"message":"Requested input length 13142 exceeds maximum input length 8191"}}"#, ContextTooLong, false, "8191"),
     (500, r#"{"error":{"message":"The length of prompt_tokens (5000) must be less than max_seq_len (4096)"}}"#, ContextTooLong, false, "4096"),
     (400, r#"{"error":"context overflow"}"#, ContextTooLong, false, "overflow"),
+    (400, r#"{"object":"error","message":"The decoder prompt (length 10127) is longer than the maximum model length of 8192. Make sure that `max_model_len` is no smaller than the number of text tokens.","type":"BadRequestError","param":null,"code":400}"#, ContextTooLong, false, "10127"),
     // Error replies that do not have the usual envelope `{"error": {…}}`.
     (400, r#"{"error":"model 'm' not found, try pulling it first"}"#, InvalidRequest, false, "try pulling"),
     (500, r#"{"error":"Internal Server Error","message":"it broke","status":500}"#, Service, true, "it broke"),

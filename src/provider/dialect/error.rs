@@ -145,7 +145,7 @@ impl ErrorReport {
     }
 
     fn read_object(&mut self, error: &Map<String, Value>, depth: usize) {
-        for key in ["type", "code", "status", "reason"] {
+        for key in ["type", "code", "status", "reason", "error_type"] {
             match error.get(key) {
                 Some(Value::String(word)) => self.add_word(word),
                 Some(Value::Number(number)) => self.add_code(number.as_u64()),
@@ -153,7 +153,7 @@ impl ErrorReport {
             }
         }
         self.request_id = text_at(error, "request_id");
-        self.message = ["message", "msg", "detail", "error_description", "title"]
+        self.message = ["message", "msg", "detail", "error_description", "error_message", "title"]
             .iter()
             .filter_map(|key| error.get(*key))
             .map(words_of)
@@ -363,6 +363,7 @@ const PHRASES: &[(&str, ProviderErrorKind)] = &[
 const TOO_LONG: &[(&str, ProviderErrorKind)] = &[
     ("maximum context length", ProviderErrorKind::ContextTooLong),
     ("maximum prompt length", ProviderErrorKind::ContextTooLong),
+    ("maximum model length", ProviderErrorKind::ContextTooLong),
     ("prompt is too long", ProviderErrorKind::ContextTooLong),
     ("prompt token count", ProviderErrorKind::ContextTooLong),
     ("input is too long", ProviderErrorKind::ContextTooLong),

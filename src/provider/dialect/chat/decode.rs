@@ -51,6 +51,9 @@ struct ChatChunk<'a> {
     x_groq: Option<Box<Value>>,
     #[serde(default)]
     error: Option<Box<Value>>,
+    /// The text that some services, such as Venice, send instead of `error`.
+    #[serde(default)]
+    error_message: Option<Box<Value>>,
     /// The status that MiniMax sends instead of `error`.
     #[serde(default)]
     base_resp: Option<Box<Value>>,
@@ -220,6 +223,11 @@ impl ChatDecoder {
         let mut groq = |key| groq.get_mut(key).map(|value| Box::new(value.take())).filter(|it| !it.is_null());
         if let Some(error) = chunk.error.take().or_else(|| groq("error")).filter(|error| is_error(error)) {
             return Err(error::from_value(&error).with_body(data));
+        }
+        if chunk.error_message.as_deref().is_some_and(is_error)
+            && chunk.choices.as_ref().is_none_or(Vec::is_empty)
+        {
+            return Err(error::from_event(data));
         }
         if let Some(failure) = chunk.base_resp.as_deref().and_then(minimax_failure)
             && chunk.choices.is_none()
@@ -542,19 +550,25 @@ impl Decoder for ChatDecoder {
 /// Returns the meaning of a finish reason, or the failure that it reports as an error.
 fn finish_reason(word: &str) -> Result<Option<StopReason>, &'static str> {
     Ok(Some(match word.to_ascii_lowercase().as_str() {
-        "" => return Ok(None),
-        "stop" | "eos" | "end_turn" => StopReason::Stop,
+        // KoboldCpp sends the word `null` until the response ends.
+        "" | "null" | "none" => return Ok(None),
+        "stop" | "eos" | "end" | "end_turn" => StopReason::Stop,
         "stop_sequence" => StopReason::StopSequence,
         "length" | "max_tokens" | "model_length" => StopReason::Length,
         "model_context_window_exceeded" => StopReason::ContextLength,
         "tool_calls" | "tool_use" | "function_call" => StopReason::ToolUse,
         // `sensitive` is Z.ai's word.
         "content_filter" | "refusal" | "safety" | "sensitive" => StopReason::Refusal,
-        "error" => return Err("the service ended the response with an unspecified error"),
+        // `error_finish` is Alibaba's word.
+        "error" | "error_finish" => {
+            return Err("the service ended the response with an unspecified error");
+        }
+        // The word of vLLM and Z.ai for a response that the server broke off.
+        "abort" => return Err("the service broke off the response"),
         // DeepSeek's word for a response that DeepSeek broke off.
         "insufficient_system_resource" => return Err("the service ran out of resources"),
-        // Z.ai's word for a failure at the service.
-        "network_error" => return Err("the service lost its connection to the model"),
+        // The words of Z.ai and of OpenCode for a failure at the service.
+        "network_error" | "network-error" => return Err("the service lost its connection to the model"),
         _ => StopReason::Other(word.to_owned()),
     }))
 }

@@ -7,7 +7,7 @@ use omni_agent::{
 };
 use serde_json::{Value, json};
 
-use crate::anthropic::{decode, end, fold, start};
+use crate::anthropic::{answer, block, decode, delta, end, fold, start, stop};
 
 /// Returns a whole message as a single JSON object.
 fn whole(content: Value, stop_reason: Value) -> Value {
@@ -99,5 +99,99 @@ fn decode_usage_in_any_form_keeps_the_answer() {
         let mut answer = whole(json!([]), json!("end_turn"));
         answer["usage"] = none;
         assert_eq!(fold(decode(&[answer]).unwrap()).warnings, [""; 0]);
+    }
+}
+
+#[test]
+fn decode_empty_delta_of_another_kind_is_skipped() {
+    let empty = |index: u64| {
+        [
+            delta(index, json!({"type": "text_delta", "text": ""})),
+            delta(index, json!({"type": "thinking_delta", "thinking": ""})),
+            delta(index, json!({"type": "signature_delta", "signature": ""})),
+            delta(index, json!({"type": "input_json_delta", "partial_json": ""})),
+        ]
+    };
+    let mut events = vec![block(0, json!({"type": "thinking", "thinking": "", "signature": "s"}))];
+    events.extend(empty(0));
+    events.extend([delta(0, json!({"type": "thinking_delta", "thinking": "Hm."})), stop(0)]);
+    events.push(block(1, json!({"type": "text", "text": ""})));
+    events.extend(empty(1));
+    events.extend([delta(1, json!({"type": "text_delta", "text": "Hi"})), stop(1)]);
+    events.push(block(2, json!({"type": "tool_use", "id": "t", "name": "n", "input": {"a": 1}})));
+    events.extend(empty(2));
+    events.push(stop(2));
+    assert_eq!(
+        answer(events, "tool_use").message.content,
+        [
+            Content::from(Thinking::new("Hm.").with_signature("s")),
+            Text::new("Hi").into(),
+            ToolUse::new("t", "n", json!({"a": 1})).into(),
+        ]
+    );
+}
+
+#[test]
+fn decode_block_with_the_index_of_an_ended_block_is_another_block() {
+    let search = json!({"type": "server_tool_use", "id": "st", "name": "web_search", "input": {}});
+    let found = json!({"type": "web_search_tool_result", "tool_use_id": "st", "content": []});
+    let text = |text: &str| delta(1, json!({"type": "text_delta", "text": text}));
+    let events = [
+        block(0, search),
+        delta(0, json!({"type": "input_json_delta", "partial_json": "{\"query\": \"x\"}"})),
+        block(1, found.clone()),
+        stop(1),
+        block(1, json!({"type": "text", "text": ""})),
+        text("De"),
+        stop(0),
+        text("ep."),
+        stop(1),
+        // A repeated stop does not concern a block that has ended.
+        stop(1),
+    ];
+    let search =
+        json!({"type": "server_tool_use", "id": "st", "name": "web_search", "input": {"query": "x"}});
+    assert_eq!(
+        answer(events, "end_turn").message.content,
+        [
+            Content::from(ProviderItem::new("anthropic_messages", search)),
+            ProviderItem::new("anthropic_messages", found).into(),
+            Text::new("Deep.").into(),
+        ]
+    );
+}
+
+#[test]
+fn decode_stop_of_a_block_that_never_started_is_skipped() {
+    for index in [1, 7, u64::MAX] {
+        let events = [
+            stop(index),
+            block(0, json!({"type": "text", "text": "a"})),
+            stop(index),
+            delta(0, json!({"type": "text_delta", "text": "b"})),
+            stop(0),
+            stop(index),
+        ];
+        assert_eq!(answer(events, "end_turn").message.text(), "ab", "{index}");
+    }
+}
+
+#[test]
+fn decode_signature_in_a_thinking_delta_is_kept_unless_another_delta_has_it() {
+    let thinking = |text: &str, signature: &str| {
+        delta(0, json!({"type": "thinking_delta", "thinking": text, "signature": signature}))
+    };
+    let signed = delta(0, json!({"type": "signature_delta", "signature": "Eq"}));
+    for deltas in [
+        vec![thinking("Hm.", ""), thinking("", "Eq")],
+        vec![thinking("Hm.", "Eq")],
+        vec![thinking("Hm.", "Eq"), thinking("", "Eq")],
+        vec![thinking("Hm.", "Eq"), signed.clone()],
+        vec![thinking("Hm.", ""), signed, thinking("", "Eq")],
+    ] {
+        let events =
+            [vec![block(0, json!({"type": "thinking", "thinking": ""}))], deltas, vec![stop(0)]].concat();
+        let expected = Content::from(Thinking::new("Hm.").with_signature("Eq"));
+        assert_eq!(answer(events.clone(), "end_turn").message.content, [expected], "{events:?}");
     }
 }

@@ -80,8 +80,12 @@ struct AnthropicDecoderBlock {
 #[derive(Debug)]
 enum AnthropicDecoderBlockKind {
     Text,
-    /// Thinking, with the signature of the start event. This signature is used only if no delta has a signature.
-    Thinking(Option<String>),
+    /// Thinking, with the signature of the start event or of a thinking delta. This signature is used only if the block
+    /// has no signature delta. `signed` is set if it has one.
+    Thinking {
+        held: Option<String>,
+        signed: bool,
+    },
     Redacted,
     /// A tool use, with the input of the start event. This input is used only if no delta has input.
     ToolUse(Option<String>),
@@ -148,11 +152,12 @@ impl AnthropicDecoder {
             "content_block_delta" => self.delta(event, data, deltas),
             "content_block_start" => self.block_start(&event, data, deltas),
             "content_block_stop" => {
-                // Some gateways send this event twice. The second one loses no data.
-                let has_index =
-                    |block: &AnthropicDecoderBlock| event.index.is_some() && block.wire == event.index;
-                if !self.blocks.iter().any(|block| has_index(block) && !block.open) {
-                    let position = self.open_block(event.index, data)?;
+                self.must_be_open(data)?;
+                let Some(wire) = event.index else {
+                    return Err(quoted("a block ends without an index", data));
+                };
+                // Some gateways send this event twice, or for a block that never started. Skipping it loses no data.
+                if let Some(position) = self.last_block(wire).filter(|position| self.blocks[*position].open) {
                     self.end_block(position, deltas);
                 }
                 Ok(())
@@ -274,7 +279,8 @@ impl AnthropicDecoder {
         if usize::try_from(wire).map_or(true, |wire| wire >= Fold::MAX_BLOCKS) {
             return Err(quoted("a block's index exceeds the limit", data));
         }
-        if self.blocks.iter().any(|block| block.wire == Some(wire)) {
+        // Anthropic itself reuses the index of a block that has ended, after results of its own tools.
+        if self.blocks.iter().any(|block| block.open && block.wire == Some(wire)) {
             return Err(quoted("a block starts a second time", data));
         }
         let Some(Value::Object(block)) = &event.content_block else {
@@ -310,11 +316,8 @@ impl AnthropicDecoder {
             }
             "thinking" => {
                 parts.push(Part::Text(text("thinking")?));
-                let signature = text("signature")?;
-                (
-                    BlockStart::Thinking,
-                    AnthropicDecoderBlockKind::Thinking((!signature.is_empty()).then_some(signature)),
-                )
+                let held = Some(text("signature")?).filter(|signature| !signature.is_empty());
+                (BlockStart::Thinking, AnthropicDecoderBlockKind::Thinking { held, signed: false })
             }
             "redacted_thinking" => {
                 parts.push(Part::Redacted(text("data")?));
@@ -414,9 +417,12 @@ impl AnthropicDecoder {
 
     fn delta(&mut self, event: AnthropicEvent<'_>, data: &str, deltas: &mut Vec<Delta>) -> DecodeResult {
         let position = self.open_block(event.index, data)?;
-        let Some(delta) = event.delta else {
+        let Some(mut delta) = event.delta else {
             return Err(quoted("a content_block_delta event without a delta", data));
         };
+        // Some services send the signature in a delta of the thinking itself.
+        let signature =
+            (&*delta.kind == "thinking_delta").then(|| String::from(std::mem::take(&mut delta.signature)));
         let (kind, body) = delta.into_parts();
         if matches!(body, AnthropicDeltaContent::Unknown)
             || matches!(self.blocks[position].kind, AnthropicDecoderBlockKind::Item(_))
@@ -426,27 +432,36 @@ impl AnthropicDecoder {
             }
             return self.unknown_delta(position, data);
         }
+        if let AnthropicDecoderBlockKind::Thinking { held, signed: false } = &mut self.blocks[position].kind
+            && let Some(signature) = signature.filter(|signature| !signature.is_empty())
+        {
+            *held = Some(signature);
+        }
+        // An empty delta adds nothing, so it need not fit its block. Some gateways begin each block with an empty text.
+        if let AnthropicDeltaContent::Text(text)
+        | AnthropicDeltaContent::Thinking(text)
+        | AnthropicDeltaContent::Signature(text)
+        | AnthropicDeltaContent::Input(text) = &body
+            && text.is_empty()
+        {
+            return Ok(());
+        }
         let part = match (&mut self.blocks[position].kind, body) {
             (AnthropicDecoderBlockKind::Text, AnthropicDeltaContent::Text(text))
-            | (AnthropicDecoderBlockKind::Thinking(_), AnthropicDeltaContent::Thinking(text)) => {
+            | (AnthropicDecoderBlockKind::Thinking { .. }, AnthropicDeltaContent::Thinking(text)) => {
                 Part::Text(text.into())
             }
             (AnthropicDecoderBlockKind::Text, AnthropicDeltaContent::Citation(value)) => citation(&value),
-            (AnthropicDecoderBlockKind::Thinking(whole), AnthropicDeltaContent::Signature(text))
-                if !text.is_empty() =>
-            {
-                *whole = None;
+            (
+                AnthropicDecoderBlockKind::Thinking { held, signed },
+                AnthropicDeltaContent::Signature(text),
+            ) => {
+                (*held, *signed) = (None, true);
                 Part::Signature(text.into())
             }
-            (AnthropicDecoderBlockKind::ToolUse(whole), AnthropicDeltaContent::Input(text))
-                if !text.is_empty() =>
-            {
+            (AnthropicDecoderBlockKind::ToolUse(whole), AnthropicDeltaContent::Input(text)) => {
                 *whole = None;
                 Part::Input(text.into())
-            }
-            (AnthropicDecoderBlockKind::Thinking(_), AnthropicDeltaContent::Signature(_))
-            | (AnthropicDecoderBlockKind::ToolUse(_), AnthropicDeltaContent::Input(_)) => {
-                return Ok(());
             }
             // SGLang sends a line feed after the input of a tool use.
             (AnthropicDecoderBlockKind::ToolUse(_), AnthropicDeltaContent::Text(text))
@@ -456,9 +471,7 @@ impl AnthropicDecoder {
             }
             _ => return Err(quoted(&format!("a {} for a block of another kind", &*kind), data)),
         };
-        if !matches!(&part, Part::Text(text) if text.is_empty()) {
-            deltas.extend(self.extension(position, part));
-        }
+        deltas.extend(self.extension(position, part));
         Ok(())
     }
 
@@ -494,7 +507,7 @@ impl AnthropicDecoder {
     /// Emits the data that a block holds back until its end.
     fn complete(&mut self, position: usize, deltas: &mut Vec<Delta>) {
         let part = match &mut self.blocks[position].kind {
-            AnthropicDecoderBlockKind::Thinking(whole) => whole.take().map(Part::Signature),
+            AnthropicDecoderBlockKind::Thinking { held, .. } => held.take().map(Part::Signature),
             AnthropicDecoderBlockKind::ToolUse(whole) => whole.take().map(Part::Input),
             AnthropicDecoderBlockKind::Item(item) => item.take().map(Part::Item),
             AnthropicDecoderBlockKind::Text | AnthropicDecoderBlockKind::Redacted => None,
@@ -517,12 +530,17 @@ impl AnthropicDecoder {
     /// Returns the position of the open block with this index on the wire.
     fn open_block(&self, wire: Option<u64>, data: &str) -> Result<usize, ProviderError> {
         self.must_be_open(data)?;
-        // Search from the end, because the growing block is nearly always the last one.
-        match self.blocks.iter().rposition(|block| wire.is_some() && block.wire == wire) {
+        match wire.and_then(|wire| self.last_block(wire)) {
             Some(index) if self.blocks[index].open => Ok(index),
             Some(_) => Err(quoted("an event for a block that has ended", data)),
             None => Err(quoted("an event for a block that has not started", data)),
         }
+    }
+
+    /// Returns the position of the last block with this index on the wire. The growing block is nearly always the last
+    /// one.
+    fn last_block(&self, wire: u64) -> Option<usize> {
+        self.blocks.iter().rposition(|block| block.wire == Some(wire))
     }
 
     /// Counts the bytes kept for provider items, so that an endless item causes an error and does not exhaust memory.

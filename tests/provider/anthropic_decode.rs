@@ -404,14 +404,20 @@ fn decode_after_message_stop_ignores_events() {
 }
 
 #[test]
-fn end_before_message_stop_is_truncated_even_after_a_stop_reason() {
+fn end_before_the_stop_reason_is_truncated() {
     let mut decoder = AnthropicMessages::default().decoder(&Request::default());
     assert_eq!(decoder.end(&mut Vec::new()).unwrap_err().kind, ProviderErrorKind::Truncated);
-    let mut decoder = begun();
-    let [reason, _] = end("end_turn");
-    feed(&mut *decoder, "message_delta", &reason.to_string());
-    assert!(!decoder.is_done());
-    assert_eq!(decoder.end(&mut Vec::new()).unwrap_err().kind, ProviderErrorKind::Truncated);
+    // A stop reason in the start of the message does not mean that the message is complete.
+    let mut early = start();
+    early["message"]["stop_reason"] = json!("end_turn");
+    for start in [start(), early] {
+        let mut decoder = AnthropicMessages::default().decoder(&Request::default());
+        for event in [start].into_iter().chain(text_block()) {
+            feed(&mut *decoder, "", &event.to_string());
+        }
+        assert!(!decoder.is_done());
+        assert_eq!(decoder.end(&mut Vec::new()).unwrap_err().kind, ProviderErrorKind::Truncated);
+    }
 }
 
 #[test]

@@ -3,7 +3,10 @@
 
 use omni_agent::{
     message::{Content, ProviderItem, Text, Thinking, ToolUse, Usage},
-    provider::StopReason,
+    provider::{
+        Completion, ProviderError, ProviderErrorKind, Request, StopReason,
+        custom::{AnthropicMessages, Dialect, Frame},
+    },
 };
 use serde_json::{Value, json};
 
@@ -193,5 +196,37 @@ fn decode_signature_in_a_thinking_delta_is_kept_unless_another_delta_has_it() {
             [vec![block(0, json!({"type": "thinking", "thinking": ""}))], deltas, vec![stop(0)]].concat();
         let expected = Content::from(Thinking::new("Hm.").with_signature("Eq"));
         assert_eq!(answer(events.clone(), "end_turn").message.content, [expected], "{events:?}");
+    }
+}
+
+/// Decodes an answer whose body ends after these events.
+fn ended(events: &[Value]) -> Result<Completion, ProviderError> {
+    let mut decoder = AnthropicMessages::default().decoder(&Request::default());
+    let mut deltas = Vec::new();
+    for event in [start()].iter().chain(events) {
+        decoder.decode(Frame::new("", &event.to_string()), &mut deltas)?;
+    }
+    decoder.end(&mut deltas)?;
+    Ok(fold(deltas))
+}
+
+#[test]
+fn end_after_a_stop_reason_without_message_stop_is_complete_if_no_block_is_open() {
+    let [reason, _] = end("tool_use");
+    let tool = block(0, json!({"type": "tool_use", "id": "t", "name": "n", "input": {"a": 1}}));
+    let folded = ended(&[tool.clone(), stop(0), reason.clone()]).unwrap();
+    assert_eq!((folded.stop_reason, folded.usage.output), (StopReason::ToolUse, 20));
+    assert_eq!(folded.message.content, [Content::from(ToolUse::new("t", "n", json!({"a": 1})))]);
+    let nothing = json!({"type": "message_delta", "delta": {"stop_reason": null}});
+    let next = block(1, json!({"type": "text", "text": "and"}));
+    for cut in [
+        vec![tool.clone(), reason.clone()],
+        vec![tool.clone(), stop(0)],
+        vec![tool.clone(), stop(0), nothing],
+        // A block that follows the stop reason shows that the answer continues.
+        vec![tool.clone(), stop(0), reason.clone(), next.clone()],
+        vec![tool, stop(0), reason, next, stop(1)],
+    ] {
+        assert_eq!(ended(&cut).unwrap_err().kind, ProviderErrorKind::Truncated, "{cut:?}");
     }
 }

@@ -76,9 +76,14 @@ proptest! {
                 prop_assert_eq!(fold.apply(delta), Ok(()));
             }
         }
-        prop_assert_eq!(decoder.is_done(), decoder.end(&mut Vec::new()).is_ok());
+        let (over, mut deltas) = (decoder.is_done(), Vec::new());
+        let ended = decoder.end(&mut deltas).is_ok();
+        prop_assert!(ended || !over);
+        for delta in deltas {
+            prop_assert_eq!(fold.apply(delta), Ok(()));
+        }
 
-        let message = if decoder.is_done() {
+        let message = if ended {
             Some(fold.finish(Timestamp::default()).unwrap().message)
         } else {
             fold.salvage(Timestamp::default())

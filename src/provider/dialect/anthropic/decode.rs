@@ -56,6 +56,8 @@ pub(super) struct AnthropicDecoder {
     /// The provider data of the message. After each change, the complete data is emitted.
     data: Map<String, Value>,
     has_stop_reason: bool,
+    /// Whether a stop reason has arrived after the last block.
+    has_ended: bool,
     /// The number of bytes collected for provider items.
     gathered: usize,
 }
@@ -119,9 +121,13 @@ impl Decoder for AnthropicDecoder {
         self.phase == AnthropicDecoderPhase::Done
     }
 
-    fn end(&mut self, _deltas: &mut Vec<Delta>) -> DecodeResult {
+    fn end(&mut self, deltas: &mut Vec<Delta>) -> DecodeResult {
         if self.is_done() {
             return Ok(());
+        }
+        // Some gateways omit the last event. Nothing is missing if a stop reason follows blocks that have all ended.
+        if self.has_ended && self.blocks.iter().all(|block| !block.open) {
+            return self.message_stop("", deltas);
         }
         Err(ProviderError::new(
             ProviderErrorKind::Truncated,
@@ -342,6 +348,7 @@ impl AnthropicDecoder {
                 )
             }
         };
+        self.has_ended = false;
         self.blocks.push(AnthropicDecoderBlock { wire, open: true, kind });
         let index = position - self.void;
         deltas.push(Delta::Start { index, block });
@@ -376,6 +383,7 @@ impl AnthropicDecoder {
         if let Some(delta) = &event.delta {
             let members = [("container", &delta.container), ("stop_details", &delta.stop_details)];
             message.stop_reason = self.ending(&delta.stop_reason, members);
+            self.has_ended |= message.stop_reason.is_some();
             if members.iter().any(|(_, value)| value.is_some()) {
                 message.provider_data = self.provider_data();
             }

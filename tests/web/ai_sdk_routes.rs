@@ -76,7 +76,13 @@ async fn approval_that_nobody_waits_for_is_stale() {
 
 #[tokio::test]
 async fn message_after_an_approval_is_accepted_with_it_or_without_the_permission_for_it() {
-    for (user, approved) in [("ann", true), ("asker", false)] {
+    // A client can name the last message that it has, which is not the message to edit.
+    for (user, approved, named) in [
+        ("ann", true, None),
+        ("ann", true, Some("a-u1")),
+        ("asker", false, None),
+        ("asker", false, Some("a-u1")),
+    ] {
         let pause = Step::tool_use("t1", "lookup", json!({ "what": "it" }));
         let app = App::new([pause, Step::text("One."), Step::text("Two.")]);
         let id = app.create("ann").await;
@@ -88,6 +94,7 @@ async fn message_after_an_approval_is_accepted_with_it_or_without_the_permission
             json!({ "id": "a-u1", "role": "assistant", "parts": [part] }),
             json!({ "id": "u2", "role": "user", "parts": [{ "type": "text", "text": "Next" }] }),
         ]);
+        body["messageId"] = named.into();
         let response = app.send(request(Method::POST, user, "/api/chat", Some(body))).await;
         assert_eq!(response.status(), StatusCode::OK, "{user}");
         let session = app.manager.get(&ConversationId::new(&*id).unwrap()).unwrap();
@@ -95,8 +102,31 @@ async fn message_after_an_approval_is_accepted_with_it_or_without_the_permission
             session.outcome("u2").await.unwrap();
         }
         let agent = session.snapshot().await.unwrap().agent;
-        assert_eq!((agent.pauses.is_empty(), agent.staged.is_empty()), (approved, approved), "{user}");
+        let left = (agent.pauses.is_empty(), agent.staged.is_empty());
+        assert_eq!(left, (approved, approved), "{user} {named:?}");
     }
+}
+
+#[tokio::test]
+async fn approval_of_a_repeated_id_is_that_of_the_last_part() {
+    let pause = Step::tool_use("t1", "lookup", json!({ "what": "it" }));
+    let app = App::new([pause, Step::text("One.")]);
+    let id = app.create("ann").await;
+    app.post("ann", "/api/chat", submit(&id, "Hi")).await;
+    // Clients mark all parts with the id of the approval.
+    let parts = [("other", true), ("it", false)].map(|(what, approved)| {
+        json!({ "type": "tool-lookup", "toolCallId": "t1", "state": "approval-responded", "input": { "what": what },
+                "approval": { "id": "t1", "approved": approved } })
+    });
+    let mut body = submit(&id, "Hi");
+    let answered = json!({ "id": "a-u1", "role": "assistant", "parts": parts });
+    body["messages"].as_array_mut().unwrap().push(answered);
+    let answer = app.post("ann", "/api/chat", body).await;
+    assert_eq!(answer.status, StatusCode::OK, "{answer:?}");
+    app.idle(&id).await;
+    let results = &app.provider.requests()[1].history;
+    let denied = results.iter().any(|message| message.tool_results().any(|result| result.is_error));
+    assert!(denied, "{results:?}");
 }
 
 #[tokio::test]

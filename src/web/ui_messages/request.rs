@@ -89,7 +89,10 @@ pub(in crate::web) fn read(
     let earlier =
         before.iter().rev().map(|message| (message.name(), message.decisions(is_waiting))).collect();
     let before = before.iter().map(AiSdkPostedMessage::name).collect();
-    let named = post.message_id.as_deref();
+    // A client also names the last message that it has. Only the name of a user message means an edit.
+    let is_answer =
+        |id: &&str| post.messages.iter().any(|message| message.id == *id && message.role == "assistant");
+    let named = post.message_id.as_deref().filter(|id| is_again || !is_answer(id));
     let is_user = newest.is_none_or(|newest| newest.role == "user");
     let (trigger, blocks) = match newest {
         _ if is_again => {
@@ -168,7 +171,8 @@ impl AiSdkPostedMessage {
         self.parts.iter().filter_map(|part| Some((part, part.get("state")?.as_str()?)))
     }
 
-    /// Reads the decisions about the tool uses whose ids and inputs are the given ones.
+    /// Reads the decisions about the tool uses whose ids and inputs are the given ones. The last decision about an id
+    /// counts.
     fn decisions(&self, fits: impl Fn(&ToolUseId, &Value) -> bool) -> Vec<(ToolUseId, Decision)> {
         let decision = |part: &Value| {
             let approval = part.get("approval")?;
@@ -182,7 +186,13 @@ impl AiSdkPostedMessage {
             fits(&id, part.get("input").unwrap_or(&Value::Null)).then_some((id, decision))
         };
         let answered = self.states().filter(|(_, state)| *state == "approval-responded");
-        answered.filter_map(|(part, _)| decision(part)).collect()
+        let mut decisions: Vec<(ToolUseId, Decision)> = Vec::new();
+        for (id, decision) in answered.filter_map(|(part, _)| decision(part)) {
+            // If a later step has used an id again, clients mark the part of the earlier step too.
+            decisions.retain(|(earlier, _)| *earlier != id);
+            decisions.push((id, decision));
+        }
+        decisions
     }
 
     /// Reads the results of the tool uses that the last turn has left open.

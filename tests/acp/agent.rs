@@ -282,6 +282,16 @@ impl Brain {
                     }
                 }
             }
+            "Watch" => {
+                tell(SessionUpdate::ToolCall(ToolCall::new("t1", "Watch files")))?;
+                say("Watching.")?;
+                end(StopReason::EndTurn)
+            }
+            "What happened?" => {
+                done("t1", ToolCallStatus::Completed, "changed")?;
+                say("A change.")?;
+                end(StopReason::EndTurn)
+            }
             "Think" => {
                 tell(SessionUpdate::AgentThoughtChunk(chunk("Hm.")))?;
                 let entry = PlanEntry::new("Look", PlanEntryPriority::High, PlanEntryStatus::InProgress);

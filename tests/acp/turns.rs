@@ -38,6 +38,29 @@ async fn prompt_streams_all_events_in_order() {
 }
 
 #[tokio::test]
+async fn update_of_an_earlier_turns_tool_call_is_ignored_until_its_id_is_announced_again() {
+    let place = Place::new();
+    let session = started(&place.agent("")).await;
+    let watched = asked(&*session, "Watch").await;
+    assert_eq!(
+        watched.events,
+        ["use Watch files {\"title\":\"Watch files\"}", "update \"Watch files\"", "text Watching."]
+    );
+    for _ in 0..2 {
+        assert_eq!(asked(&*session, "What happened?").await.events, ["text A change."]);
+    }
+    let looked = asked(&*session, "Look").await;
+    let expected = [
+        r#"use search {"in":"."}"#,
+        r#"update "List files""#,
+        r#"update "List files""#,
+        "result false a b",
+        "text Seen.",
+    ];
+    assert_eq!(looked.events, expected);
+}
+
+#[tokio::test]
 async fn prompt_ends_with_the_agents_stop_reason() {
     let place = Place::new();
     let session = started(&place.agent("")).await;

@@ -52,6 +52,8 @@ struct AcpSessionState {
     session: Option<String>,
     sign_in: Vec<AuthMethod>,
     turn: Option<AcpTurn>,
+    /// The translator of the next turn.
+    translator: AcpTranslator,
     /// The number of turns so far.
     turns: u64,
     /// The statuses that arrived while no turn was in flight, by name.
@@ -80,12 +82,14 @@ impl AcpTurn {
         let _ = self.events.send((event, room.cloned()));
     }
 
-    fn end(mut self, event: BackendEvent) {
+    /// Ends the turn with this event. Returns the translator of the next turn.
+    fn end(mut self, event: BackendEvent) -> AcpTranslator {
         self.over.cancel();
         if let Some(rest) = self.translator.finish() {
             self.emit(rest, None);
         }
         self.emit(event, None);
+        self.translator.next()
     }
 }
 
@@ -138,7 +142,7 @@ impl AcpSessionShared {
         let turn = AcpTurn {
             number: state.turns,
             events,
-            translator: AcpTranslator::default(),
+            translator: std::mem::take(&mut state.translator),
             warnings,
             cancelled: false,
             over: CancellationToken::new(),
@@ -185,7 +189,7 @@ impl AcpSessionShared {
             is_first
         });
         if is_first && let Some(turn) = state.turn.take() {
-            turn.end(BackendEvent::Error(error));
+            state.translator = turn.end(BackendEvent::Error(error));
         }
         self.idle.send_replace(true);
     }
@@ -347,7 +351,7 @@ impl AcpSessionShared {
             Err(_) if turn.cancelled => BackendEvent::Result(TurnResult::new(StopReason::Cancelled)),
             Err(error) => BackendEvent::Error(refused("session/prompt", error, &state.sign_in)),
         };
-        turn.end(last);
+        state.translator = turn.end(last);
         self.idle.send_replace(true);
     }
 }

@@ -1,6 +1,6 @@
 //! Converts the agent's updates of a turn to events, and the response that ends the turn. Performs no I/O.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 
 use agent_client_protocol_schema::v1::{SessionUpdate, ToolCall, ToolCallStatus, ToolCallUpdate, ToolKind};
 use serde_json::{Map, Value, json};
@@ -12,10 +12,18 @@ use crate::{
     provider::{StopReason, backend::BackendEvent},
 };
 
+/// The maximum number of tool calls of earlier turns whose ids are known, so that their late updates are ignored.
+const MOST_EARLIER: usize = 1000;
+
+/// The maximum length of such an id in bytes. Longer ids are forgotten.
+const LONGEST_ID: usize = 256;
+
 /// Converts a turn's updates to events.
 #[derive(Default)]
 pub(super) struct AcpTranslator {
     tools: HashMap<String, AcpTool>,
+    /// The ids of tool calls of earlier turns, oldest first.
+    earlier: VecDeque<String>,
     /// A number that makes the ids of repeated tool uses distinct.
     uses: u64,
     /// Set if the last text ended with the first half of a UTF-16 surrogate pair: whether that text was thinking, and
@@ -35,6 +43,14 @@ struct AcpTool {
 }
 
 impl AcpTranslator {
+    /// Returns the translator of the next turn.
+    pub(super) fn next(self) -> Self {
+        let mut earlier = self.earlier;
+        earlier.extend(self.tools.into_keys().filter(|id| id.len() <= LONGEST_ID));
+        earlier.drain(..earlier.len().saturating_sub(MOST_EARLIER));
+        Self { earlier, ..Self::default() }
+    }
+
     /// Returns the events of an update. An unknown update has no events.
     pub(super) fn update(&mut self, update: Value) -> Vec<BackendEvent> {
         let mut events = Vec::new();
@@ -94,7 +110,14 @@ impl AcpTranslator {
                 let again = self.tools.get(&*call.tool_call_id.0).is_some_and(|tool| tool.finished);
                 self.tool(call.into(), again)
             }
-            SessionUpdate::ToolCallUpdate(update) => self.tool(update, false),
+            SessionUpdate::ToolCallUpdate(update) => {
+                let id = &*update.tool_call_id.0;
+                if !self.tools.contains_key(id) && self.earlier.iter().any(|earlier| earlier == id) {
+                    tracing::debug!(id, "an agent's update is about a tool call of an earlier turn");
+                    return Vec::new();
+                }
+                self.tool(update, false)
+            }
             // All other updates have no events. Among them are the user's messages, which are already known.
             _ => Vec::new(),
         }

@@ -7,7 +7,10 @@
 
 use rmcp::{
     RoleServer,
-    model::{ClientCapabilities, ElicitRequestParams, ElicitResult, ElicitationAction, ElicitationSchema},
+    model::{
+        BooleanSchema, ClientCapabilities, ElicitRequestParams, ElicitResult, ElicitationAction,
+        ElicitationSchema, PrimitiveSchemaDefinition,
+    },
     service::RequestContext,
 };
 use serde_json::{Value, json};
@@ -20,6 +23,9 @@ use crate::{
 
 /// The maximum length of an input or a text in a question, in bytes.
 const LONGEST: usize = 4096;
+
+/// The field of a question that has no fields of its own. The user can also deny the use with it.
+const ALLOW: &str = "allow";
 
 /// The kinds of questions that the client shows.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -70,8 +76,8 @@ pub(super) fn question(
             Ok(schema) => Ok(form(message(), schema)),
             Err(_) => Err("the form has a schema that the protocol does not allow"),
         },
-        (true, _) => Ok(form(message(), no_fields())),
-        (false, _) => Ok(form(approval(pause), no_fields())),
+        (true, _) => Ok(form(message(), consent())),
+        (false, _) => Ok(form(approval(pause), consent())),
     }
 }
 
@@ -79,8 +85,13 @@ fn form(message: String, requested_schema: ElicitationSchema) -> ElicitRequestPa
     ElicitRequestParams::FormElicitationParams { meta: None, message, requested_schema }
 }
 
-fn no_fields() -> ElicitationSchema {
-    ElicitationSchema::new(std::collections::BTreeMap::new())
+/// Returns a schema with one field, because some clients can't submit a form without fields.
+fn consent() -> ElicitationSchema {
+    let allow = BooleanSchema::new().title("Allow").with_default(true);
+    let fields = [(ALLOW.to_owned(), PrimitiveSchemaDefinition::Boolean(allow))];
+    let mut schema = ElicitationSchema::new(fields.into());
+    schema.required = Some(vec![ALLOW.to_owned()]);
+    schema
 }
 
 fn approval(pause: &PendingUse) -> String {
@@ -110,10 +121,16 @@ pub(super) fn decision(pause: &PendingUse, answer: ElicitResult) -> Decision {
         ElicitationAction::Accept if is_form(pause) => {
             Decision::ExecuteWith(answer.content.unwrap_or_else(|| json!({})))
         }
-        ElicitationAction::Accept => Decision::Execute,
+        // A client that ignores the field allows the use by its acceptance.
+        ElicitationAction::Accept if answer.content.as_ref().is_none_or(is_allowed) => Decision::Execute,
         ElicitationAction::Cancel => Decision::reject("The user closed the question without an answer."),
         _ => Decision::reject("The user did not allow it."),
     }
+}
+
+/// Returns whether the fields of an accepted question allow the use.
+fn is_allowed(fields: &Value) -> bool {
+    fields.get(ALLOW).is_none_or(|allow| *allow == true)
 }
 
 /// Returns whether the question is a form whose fields a running tool needs.

@@ -73,8 +73,13 @@ pub fn agent() -> AgentBuilder {
         let question = json!({ "mcp": "form", "server": "it", "message": "Who?", "schema": schema });
         Ok::<_, omni_agent::ToolError>(format!("{:?}", context.ask(question).await))
     });
+    let confirm = tool_fn("confirm", "Asks.", async |_: Value, context: ToolContext| {
+        let question = json!({ "message": "Really?" });
+        Ok::<_, omni_agent::ToolError>(format!("{:?}", context.ask(question).await))
+    });
     Agent::builder()
         .model(ScriptedProvider::from_fn(answer).model())
+        .tool(confirm)
         .tool(look)
         .tool(delete.needs_approval())
         .tool(form)
@@ -105,7 +110,8 @@ fn answer(request: &Request) -> Step {
             .stop(),
         "Delete much" if !begun => Step::tool_use("call-1", "delete", json!({ "file": "x".repeat(5000) })),
         "Ask" if !begun => Step::tool_use("call-1", "form", json!({})),
-        "Delete" | "Delete both" | "Delete much" | "Ask" => {
+        "Confirm" if !begun => Step::tool_use("call-1", "confirm", json!({})),
+        "Delete" | "Delete both" | "Delete much" | "Ask" | "Confirm" => {
             Step::text(results.iter().map(ToolResult::text).collect::<Vec<_>>().join(", "))
         }
         "Look, then fail" | "Delete, then fail" => {

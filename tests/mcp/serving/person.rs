@@ -39,6 +39,8 @@ pub enum Answers {
 #[derive(Default)]
 pub struct Seen {
     pub questions: Mutex<Vec<String>>,
+    /// The fields of the questions.
+    pub schemas: Mutex<Vec<Value>>,
     pub reports: Mutex<Vec<String>>,
     pub withdrawn: Mutex<u32>,
     pub changed: Notify,
@@ -86,9 +88,10 @@ impl ClientHandler for Person {
         request: ElicitRequestParams,
         _: RequestContext<RoleClient>,
     ) -> Result<ElicitResult, ErrorData> {
-        let ElicitRequestParams::FormElicitationParams { message, .. } = request else {
+        let ElicitRequestParams::FormElicitationParams { message, requested_schema, .. } = request else {
             return Ok(ElicitResult::new(ElicitationAction::Cancel));
         };
+        self.seen.schemas.lock().unwrap().push(json!(requested_schema));
         self.seen.questions.lock().unwrap().push(message);
         self.seen.changed.notify_one();
         match &self.answers {

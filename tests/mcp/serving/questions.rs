@@ -35,6 +35,32 @@ async fn approvals_are_asked_of_the_clients_user() {
 }
 
 #[tokio::test]
+async fn question_without_fields_of_its_own_has_one_that_can_also_reject() {
+    const DENIED: &str = "The user did not allow it.";
+    for (prompt, allowed, denied) in [
+        ("Delete", "gone", DENIED),
+        ("Confirm", "Accepted(None)", "Declined(\"The user did not allow it.\")"),
+    ] {
+        for (version, fields, is_allowed) in [
+            (OLD, json!({}), true),
+            (OLD, json!({ "allow": true }), true),
+            (NEW, json!({ "allow": true }), true),
+            (OLD, json!({ "allow": false }), false),
+            (NEW, json!({ "allow": false }), false),
+            (OLD, json!({ "allow": "no" }), false),
+        ] {
+            let person = Person::new(version, Answers::Accept(Some(fields.clone())));
+            let (client, _serving) = connect(&manager(), person.clone()).await;
+            let expected = if is_allowed { allowed } else { denied };
+            assert_eq!(ask(&client, prompt).await["answer"], expected, "{prompt} {fields}");
+            let schema = person.seen.schemas.lock().unwrap().pop().unwrap();
+            assert_eq!(schema["required"], json!(["allow"]), "{schema}");
+            assert_eq!(schema["properties"]["allow"]["type"], "boolean", "{schema}");
+        }
+    }
+}
+
+#[tokio::test]
 async fn client_with_a_long_name_decides() {
     for version in [OLD, NEW] {
         let person = Person::new(version, Answers::Accept(None)).named("x".repeat(300));

@@ -25,7 +25,6 @@ const MOST: usize = 100;
 const LONGEST: usize = 256 * 1024;
 
 #[derive(Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
 pub(super) struct AskInput {
     /// The id of the conversation to continue. Without it, a new conversation begins.
     pub(super) conversation: Option<String>,
@@ -46,7 +45,6 @@ pub(super) struct AskOutput {
 }
 
 #[derive(Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
 struct ListInput {
     /// The greatest number of conversations: 20 by default, 100 at most.
     limit: Option<usize>,
@@ -76,7 +74,6 @@ struct ListedConversation {
 }
 
 #[derive(Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
 struct ReadInput {
     /// The id of the conversation.
     conversation: String,
@@ -120,7 +117,6 @@ struct TranscriptLine {
 }
 
 #[derive(Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
 struct StopInput {
     /// The id of the conversation.
     conversation: String,
@@ -159,18 +155,28 @@ fn tool<I: JsonSchema, O: JsonSchema>(name: &'static str, about: &'static str) -
 }
 
 fn schema<T: JsonSchema>(settings: SchemaSettings) -> Arc<JsonObject> {
-    // Clients warn about formats of numbers that they do not know.
-    let without_format = RecursiveTransform(|schema: &mut Schema| {
+    let simple = RecursiveTransform(|schema: &mut Schema| {
+        // Clients warn about formats of numbers that they do not know.
         schema.remove("format");
+        // Some clients accept only one type. An optional member may be null, but no client needs to know it.
+        let kinds = schema.get("type").and_then(Value::as_array);
+        if let Some(own) = kinds.and_then(|kinds| kinds.iter().find(|kind| **kind != "null")).cloned() {
+            schema.insert("type".to_owned(), own);
+        }
     });
-    let settings = settings.with(|settings| settings.inline_subschemas = true).with_transform(without_format);
+    let settings = settings.with(|settings| {
+        settings.inline_subschemas = true;
+        // Some clients reject a schema that names another draft than theirs.
+        settings.meta_schema = None;
+    });
+    let settings = settings.with_transform(simple);
     match settings.into_generator().into_root_schema_for::<T>().to_value() {
         Value::Object(object) => Arc::new(object),
         _ => Arc::default(),
     }
 }
 
-/// Reads the arguments of a call.
+/// Reads the arguments of a call. Unknown members are ignored, because some clients add their own.
 pub(super) fn input<T: DeserializeOwned>(arguments: JsonObject) -> Result<T, RefusalText> {
     serde_json::from_value(Value::Object(arguments))
         .map_err(|error| format!("the arguments can't be read: {error}; correct them and call again"))

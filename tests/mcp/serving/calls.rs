@@ -53,6 +53,43 @@ async fn tools_of_both_generations_ask_list_read_and_stop() {
 }
 
 #[tokio::test]
+async fn schemas_of_the_tools_are_simple() {
+    fn check(schema: &Value) {
+        match schema {
+            Value::Object(members) => {
+                assert!(!members.contains_key("$schema"), "{schema}");
+                // A member of a message can have this name too.
+                assert!(!members.get("type").is_some_and(Value::is_array), "{schema}");
+                members.values().for_each(check);
+            }
+            Value::Array(values) => values.iter().for_each(check),
+            other => assert!(!other.is_null() && other != "null"),
+        }
+    }
+    let (client, _serving) = connect(&manager(), Person::new(OLD, Answers::Decline)).await;
+    for tool in client.list_all_tools().await.unwrap() {
+        check(&json!(tool.input_schema));
+        check(&json!(tool.output_schema));
+    }
+}
+
+#[tokio::test]
+async fn arguments_that_a_client_adds_are_ignored() {
+    let (client, _serving) = connect(&manager(), Person::new(OLD, Answers::Decline)).await;
+    let with = |mut arguments: Value| {
+        let own = json!({ "toolCallId": "1", "sessionId": "2", "action": "sendMessage", "chatInput": "Hi" });
+        arguments.as_object_mut().unwrap().extend(own.as_object().unwrap().clone());
+        arguments
+    };
+    let asked = done(&call(&client, "ask", with(json!({ "prompt": "Hello", "conversation": null }))).await);
+    assert_eq!(asked["answer"], "You said: Hello");
+    let conversation = json!({ "conversation": asked["conversation"] });
+    for (tool, arguments) in [("list", json!({})), ("read", conversation.clone()), ("stop", conversation)] {
+        done(&call(&client, tool, with(arguments)).await);
+    }
+}
+
+#[tokio::test]
 async fn answer_names_the_conversation_in_its_content_too() {
     let (client, _serving) = connect(&manager(), Person::new(NEW, Answers::Decline)).await;
     let result = call(&client, "ask", json!({ "prompt": "Hello" })).await;

@@ -405,6 +405,8 @@ impl WebBuilder {
     /// Allows requests of pages on these origins, such as `https://chat.example.com`. By default, only pages of the
     /// router's own origin may send requests, and no CORS header is sent.
     ///
+    /// Pages on a listed origin may also send cookies, except on the origin `null`.
+    ///
     /// A request without the headers `origin` and `sec-fetch-site` does not come from a web page and is accepted.
     pub fn allow_origins<N: Into<String>>(mut self, origins: impl IntoIterator<Item = N>) -> Self {
         self.0.origins = origins.into_iter().map(Into::into).collect();

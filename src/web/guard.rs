@@ -15,13 +15,14 @@ const CORS: [(HeaderName, &str); 3] = [
     (
         header::ACCESS_CONTROL_ALLOW_HEADERS,
         "authorization, content-type, last-event-id, mcp-method, mcp-name, mcp-protocol-version, mcp-session-id, \
-         x-omni-conversation",
+         user-agent, x-omni-conversation",
     ),
     (header::ACCESS_CONTROL_MAX_AGE, "600"),
 ];
 
 /// The headers that a page of another origin may read.
-const EXPOSED: HeaderValue = HeaderValue::from_static("retry-after, location");
+const EXPOSED: HeaderValue =
+    HeaderValue::from_static("location, mcp-session-id, retry-after, www-authenticate");
 
 /// Adds the checks to a router that is not one of [`Web`]'s own, such as the router of the MCP server.
 #[cfg(feature = "mcp-server")]
@@ -63,8 +64,12 @@ fn secured(mut response: Response, origin: Option<HeaderValue>) -> Response {
     headers.entry(header::CACHE_CONTROL).or_insert(HeaderValue::from_static("no-store"));
     headers.insert(header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
     if let Some(origin) = origin {
+        // Each page without an origin of its own has the origin `null`, so none of them may send cookies.
+        if origin != "null" {
+            headers.insert(header::ACCESS_CONTROL_ALLOW_CREDENTIALS, HeaderValue::from_static("true"));
+        }
         headers.insert(header::ACCESS_CONTROL_ALLOW_ORIGIN, origin);
-        headers.entry(header::ACCESS_CONTROL_EXPOSE_HEADERS).or_insert(EXPOSED);
+        headers.insert(header::ACCESS_CONTROL_EXPOSE_HEADERS, EXPOSED);
     }
     response
 }

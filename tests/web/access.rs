@@ -245,6 +245,7 @@ async fn requests_of_other_sites_are_refused_unless_their_origin_is_listed() {
         let answer = app.answer(with_headers(headers)).await;
         assert_eq!(answer.status == StatusCode::OK, is_accepted, "{headers:?}: {answer:?}");
         assert_eq!(answer.header("access-control-allow-origin"), None);
+        assert_eq!(answer.header("access-control-allow-credentials"), None);
         assert_eq!(answer.header("x-content-type-options"), Some("nosniff"));
     }
     let app = App::with([], |web| web.allow_origins(["https://app.example.org"]));
@@ -252,6 +253,8 @@ async fn requests_of_other_sites_are_refused_unless_their_origin_is_listed() {
         .answer(with_headers(&[("origin", "https://app.example.org"), ("sec-fetch-site", "cross-site")]))
         .await;
     assert_eq!(answer.header("access-control-allow-origin"), Some("https://app.example.org"));
+    assert_eq!(answer.header("access-control-allow-credentials"), Some("true"));
+    assert!(answer.header("access-control-expose-headers").unwrap().contains("www-authenticate"));
     assert_eq!(answer.header("vary"), Some("origin"));
     let mut preflight =
         with_headers(&[("origin", "https://app.example.org"), ("access-control-request-method", "POST")]);
@@ -260,9 +263,16 @@ async fn requests_of_other_sites_are_refused_unless_their_origin_is_listed() {
     assert_eq!(answer.status, StatusCode::NO_CONTENT);
     assert!(answer.header("access-control-allow-methods").unwrap().contains("DELETE"));
     let headers = answer.header("access-control-allow-headers").unwrap();
-    assert!(headers.split(", ").any(|name| name == "x-omni-conversation"), "{headers}");
+    for own in ["x-omni-conversation", "user-agent"] {
+        assert!(headers.split(", ").any(|name| name == own), "{headers}");
+    }
+    assert_eq!(answer.header("access-control-allow-credentials"), Some("true"));
     let refused = app.answer(with_headers(&[("origin", "https://evil.example.com")])).await;
     assert_eq!(refused.code(), "cross-origin");
+    let app = App::with([], |web| web.allow_origins(["null"]));
+    let answer = app.answer(with_headers(&[("origin", "null")])).await;
+    assert_eq!(answer.header("access-control-allow-origin"), Some("null"));
+    assert_eq!(answer.header("access-control-allow-credentials"), None);
 }
 
 #[tokio::test(start_paused = true)]

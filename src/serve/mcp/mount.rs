@@ -14,7 +14,7 @@ use axum::{
     Router,
     body::{Body, HttpBody},
     extract::Request,
-    http::{HeaderValue, Method, StatusCode, header, request::Parts},
+    http::{HeaderValue, Method, StatusCode, request::Parts},
     response::{IntoResponse, Response},
     routing::any,
 };
@@ -177,11 +177,9 @@ impl McpWebMount {
         request = Request::from_parts(parts, body.into());
         let response = self.service.handle(request).await;
         let created = response.headers().get(SESSION).and_then(|id| id.to_str().ok()).map(str::to_owned);
-        let mut response = response.map(Body::new);
+        let response = response.map(Body::new);
         if let Some(id) = created {
             self.remember(id, &principal).await;
-            let exposed = HeaderValue::from_static(SESSION);
-            response.headers_mut().insert(header::ACCESS_CONTROL_EXPOSE_HEADERS, exposed);
         }
         Ok(match permit {
             None => response,

@@ -270,7 +270,11 @@ async fn page_of_another_site_is_refused() {
     assert_eq!(refused.status(), StatusCode::FORBIDDEN);
     let accepted = app.send(Method::POST, &from("https://chat.example.com"), &initialize()).await;
     assert_eq!(accepted.status(), StatusCode::OK);
-    assert_eq!(accepted.headers()["access-control-expose-headers"], "mcp-session-id");
+    let exposed = accepted.headers()["access-control-expose-headers"].to_str().unwrap();
+    let exposed: Vec<_> = exposed.split(", ").collect();
+    for name in ["mcp-session-id", "www-authenticate", "retry-after", "location"] {
+        assert!(exposed.contains(&name), "{exposed:?}");
+    }
 }
 
 #[tokio::test]

@@ -49,7 +49,8 @@ const SESSION: &str = "mcp-session-id";
 const KEEP_ALIVE: Duration = LONGEST_QUESTION.saturating_add(Duration::from_mins(5));
 
 /// Returns a router with the path `/`, which serves the conversations of a [`Web`] over the transport that the protocol
-/// calls streamable HTTP. The [`Access`](crate::web::Access) of the web checks each request.
+/// calls streamable HTTP. The [`Access`](crate::web::Access) of the web checks each request. `nest_service` also serves
+/// the path with a slash at its end, such as `/mcp/`, and `nest` does not.
 ///
 /// ```
 /// # #[cfg(feature = "test-util")]
@@ -74,7 +75,7 @@ const KEEP_ALIVE: Duration = LONGEST_QUESTION.saturating_add(Duration::from_mins
 /// # let web = Web::builder(manager, OneUser, agents).build();
 /// let app: axum::Router = axum::Router::new()
 ///     .nest("/agent", web.router())
-///     .nest("/mcp", mcp::router(&web, ServerInfo::new("my-agent", "1.0.0")));
+///     .nest_service("/mcp", mcp::router(&web, ServerInfo::new("my-agent", "1.0.0")));
 /// # let _ = app;
 /// # })
 /// # ;

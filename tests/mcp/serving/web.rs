@@ -87,7 +87,7 @@ impl App {
         set_up: impl FnOnce(WebBuilder) -> WebBuilder,
     ) -> Self {
         let web = set_up(Web::builder(manager.clone(), access, agents)).build();
-        let router = Router::new().nest("/mcp", router(&web, ServerInfo::new("served", "1.0.0")));
+        let router = Router::new().nest_service("/mcp", router(&web, ServerInfo::new("served", "1.0.0")));
         Self { manager, web, router }
     }
 
@@ -275,6 +275,17 @@ async fn page_of_another_site_is_refused() {
     for name in ["mcp-session-id", "www-authenticate", "retry-after", "location"] {
         assert!(exposed.contains(&name), "{exposed:?}");
     }
+}
+
+#[tokio::test]
+async fn path_with_a_slash_at_its_end_is_served_too() {
+    let app = App::new();
+    let request = Request::builder().method(Method::POST).uri("/mcp/").header("host", "it");
+    let request = request.header("content-type", "application/json").header("x-user", "ann");
+    let request = request.header("accept", "application/json, text/event-stream");
+    let request = request.body(Body::from(initialize().to_string())).unwrap();
+    let response = soon(app.router.clone().oneshot(request)).await.unwrap();
+    assert_eq!(response.status(), StatusCode::OK);
 }
 
 #[tokio::test]

@@ -1,6 +1,7 @@
 //! The HTTP transport.
 
 use std::{
+    borrow::Cow,
     collections::HashMap,
     error::Error,
     sync::{Arc, Mutex, OnceLock},
@@ -28,6 +29,7 @@ use rmcp::{
         },
     },
 };
+use serde::Deserialize as _;
 use tokio::{
     sync::watch,
     time::{Instant, sleep_until, timeout},
@@ -40,7 +42,7 @@ use super::{
     connection::LONGEST_MESSAGE,
     incoming::{IncomingMcpMessage as _, readable},
 };
-use crate::{provider::http::shared_client, sync::lock};
+use crate::{error_chain, provider::http::redirected_client, sync::lock};
 
 #[cfg(feature = "mcp-auth")]
 use super::auth::StoredTokenRenewal;
@@ -78,9 +80,9 @@ pub(super) async fn start(
         value.set_sensitive(true);
         headers.insert(header, value);
     }
-    let unreachable = |error: &(dyn Error + 'static)| settings.unreachable(crate::error_chain(error));
+    let unreachable = |error: &(dyn Error + 'static)| settings.unreachable(error_chain(error));
     let limit = settings.connect_limit;
-    let client = shared_client(&url, limit).map_err(|error| unreachable(&error))?;
+    let client = redirected_client(&url, limit).map_err(|error| unreachable(&error))?;
     #[cfg(feature = "mcp-auth")]
     let tokens = match &target.tokens {
         None => None,
@@ -145,6 +147,26 @@ fn is_unauthorized(failure: &McpHttpError) -> bool {
     }
 }
 
+/// Returns whether this answer to `server/discover` can be that of a server, or of a gateway in front of it, that knows
+/// only `initialize`. A failure of the network and a required login are other failures.
+fn refuses_discovery(failure: &McpHttpError) -> bool {
+    match failure {
+        McpHttpError::HttpStatus(_) | McpHttpError::UnexpectedContentType(_) => true,
+        McpHttpError::InsufficientScope(error) => {
+            !error.www_authenticate_header.contains("insufficient_scope")
+        }
+        McpHttpError::UnexpectedServerResponse(text) => {
+            !is_unauthorized(failure) && (text.starts_with("HTTP ") || is_unreadable(text))
+        }
+        _ => false,
+    }
+}
+
+/// Returns the error after which rmcp sends `initialize`, if the application did not choose a version without it.
+fn unknown(reason: impl Into<Cow<'static, str>>) -> ErrorData {
+    ErrorData::new(ErrorCode::METHOD_NOT_FOUND, reason, None)
+}
+
 /// Returns whether this is rmcp's text for a JSON body that it can't read.
 fn is_unreadable(text: &str) -> bool {
     text.starts_with("could not parse JSON response")
@@ -180,9 +202,13 @@ async fn readable_answer(request: RequestBuilder) -> Result<StreamableHttpPostRe
     Ok(StreamableHttpPostResponse::Json(serde_json::from_slice(&text)?, None))
 }
 
-/// Removes the URL, whose query may contain secrets, because rmcp logs the error.
+/// Removes the URL, whose query may contain secrets, because rmcp logs the error. The reason why a redirect is not
+/// followed becomes part of the text, because rmcp's error does not name its cause.
 fn without_url(failure: McpHttpError) -> McpHttpError {
     match failure {
+        McpHttpError::Client(error) if error.is_redirect() => {
+            McpHttpError::UnexpectedServerResponse(error_chain(&error.without_url()).into())
+        }
         McpHttpError::Client(error) => McpHttpError::Client(error.without_url()),
         other => other,
     }
@@ -286,7 +312,7 @@ impl McpHttpClient {
         let observed = Arc::clone(&self.observed);
         let record = move |event: &Result<_, _>| {
             if let Err(error) = event {
-                *lock(&observed.failure) = Some(crate::error_chain(error));
+                *lock(&observed.failure) = Some(error_chain(error));
             }
         };
         let events = events.inspect(record).map_ok(|mut event| {
@@ -348,6 +374,13 @@ impl StreamableHttpClient for McpHttpClient {
             && names_session(reason)
         {
             return Err(refused_session(reason));
+        }
+        if let (JsonRpcMessage::Request(request), Err(failure)) = (message, &posted)
+            && matches!(request.request, ClientRequest::DiscoverRequest(_))
+            && refuses_discovery(failure)
+        {
+            let unknown = JsonRpcMessage::error(unknown(error_chain(failure)), Some(request.id.clone()));
+            return Ok(StreamableHttpPostResponse::Json(unknown, None));
         }
         let mut posted = posted?;
         if let StreamableHttpPostResponse::Json(answer, _) = &mut posted
@@ -536,12 +569,10 @@ impl SentHandshakeRequests {
                     None
                 }
                 (true, _) => None,
-                (false, None | Some(ServerResult::DiscoverResult(_))) => Some(message),
-                // Some old servers answer a request that they do not know with an empty result.
-                (false, Some(_)) => {
-                    let unknown = ErrorData::new(ErrorCode::METHOD_NOT_FOUND, "unknown", None);
-                    Some(JsonRpcMessage::error(unknown, Some(id)))
-                }
+                (false, _) => Some(match initialize_reason(&message) {
+                    Some(reason) => JsonRpcMessage::error(unknown(reason), Some(id)),
+                    None => message,
+                }),
             };
         }
         let id = self.initialize.take_if(is_answered);
@@ -553,6 +584,26 @@ impl SentHandshakeRequests {
             _ => Some(message),
         }
     }
+}
+
+/// Returns why an answer to `server/discover` is that of a server with which a connection begins with `initialize`. `None`
+/// if rmcp must see the answer.
+fn initialize_reason(answer: &RxJsonRpcMessage<RoleClient>) -> Option<String> {
+    let supported = match answer {
+        JsonRpcMessage::Response(response) => match &response.result {
+            ServerResult::DiscoverResult(found) => found.supported_versions.clone(),
+            // Some old servers answer a request that they do not know with an empty result.
+            _ => return Some("unknown".to_owned()),
+        },
+        JsonRpcMessage::Error(error) if error.error.code == ErrorCode::UNSUPPORTED_PROTOCOL_VERSION => {
+            let supported = error.error.data.as_ref().and_then(|data| data.get("supported"));
+            supported.and_then(|supported| Vec::deserialize(supported).ok()).unwrap_or_default()
+        }
+        _ => return None,
+    };
+    let is_old = supported.iter().all(ProtocolVersion::has_initialize);
+    let names = || supported.iter().map(ProtocolVersion::as_str).collect::<Vec<_>>().join(", ");
+    is_old.then(|| format!("its protocol versions are older: {}", names()))
 }
 
 /// Returns an answer to `initialize` that contains an answer to `server/discover`.

@@ -168,7 +168,7 @@ impl ServerConnection {
         self.settings.lost("; the client was closed".to_owned())
     }
 
-    /// Returns all pages of the tool list.
+    /// Returns all pages of the tool list. A server that does not declare tools has none, and is not asked.
     pub(super) async fn list(&self) -> Result<ListedTools, McpError> {
         let limit = self.settings.connect_limit;
         timeout(limit, self.pages()).await.unwrap_or_else(|_| Err(self.settings.timed_out(limit)))
@@ -176,6 +176,9 @@ impl ServerConnection {
 
     async fn pages(&self) -> Result<ListedTools, McpError> {
         let connection = self.connection().await?;
+        if connection.peer().peer_info().is_some_and(|info| info.capabilities.tools.is_none()) {
+            return Ok(ListedTools::default());
+        }
         let refused = |reason| Err(self.settings.refused(reason));
         let mut listed = ListedTools::default();
         let mut cursor: Option<String> = None;

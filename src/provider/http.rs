@@ -51,8 +51,7 @@ use std::time::Duration;
 use crate::setters::setters;
 
 #[cfg(feature = "mcp")]
-pub(crate) use client::client as shared_client;
-#[cfg(feature = "mcp")]
+pub(crate) use client::redirected_client;
 #[cfg(feature = "mcp-auth")]
 pub(crate) use client::resolving_client;
 pub use endpoint::{Auth, Endpoint};

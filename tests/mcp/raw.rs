@@ -48,7 +48,8 @@ pub struct Raw {
 
 impl Raw {
     /// Starts a server that answers each message of the client with the result of `reply`. Requests for a stream and
-    /// for the end of a session are the messages `{"method": "GET"}` and `{"method": "DELETE"}`.
+    /// for the end of a session are the messages `{"method": "GET"}` and `{"method": "DELETE"}`. The member `path` of
+    /// each message is the path of its request.
     pub async fn start(reply: impl Fn(&Value) -> Reply + Send + Sync + 'static) -> Self {
         let listener = TcpListener::bind(("127.0.0.1", free_port())).await.unwrap();
         let url = format!("http://{}/mcp", listener.local_addr().unwrap());
@@ -194,12 +195,15 @@ async fn read(stream: &mut BufReader<TcpStream>) -> std::io::Result<Value> {
         head.push(stream.read_u8().await?);
     }
     let head = String::from_utf8(head).unwrap().to_ascii_lowercase();
+    let path = head.split(' ').nth(1).unwrap_or_default();
     let length = head.lines().find_map(|line| line.strip_prefix("content-length: "));
     let Some(length) = length else {
         let method = head.split(' ').next().unwrap_or_default().to_uppercase();
-        return Ok(json!({ "method": method }));
+        return Ok(json!({ "method": method, "path": path }));
     };
     let mut body = vec![0; length.parse().unwrap()];
     stream.read_exact(&mut body).await?;
-    Ok(serde_json::from_slice(&body).unwrap())
+    let mut message: Value = serde_json::from_slice(&body).unwrap();
+    message["path"] = path.into();
+    Ok(message)
 }

@@ -226,6 +226,116 @@ async fn call_over_http_refused_by_status_keeps_the_connection() {
 }
 
 #[tokio::test]
+async fn request_redirected_within_the_origin_is_followed_with_its_body() {
+    for status in [307, 308] {
+        let server = Raw::start(move |message| match message["path"].as_str() {
+            Some("/mcp") => Reply::Status(status, "location: /mcp/"),
+            _ => polite(message),
+        })
+        .await;
+        for version in [OLD, NEW] {
+            let client = soon(server.client(version).connect()).await.unwrap();
+            assert_eq!(
+                call(&set(&client).await, "raw__echo", "").await.text(),
+                "echoed",
+                "{status} {version}"
+            );
+            soon(client.close()).await;
+        }
+    }
+}
+
+#[tokio::test]
+async fn connect_redirected_elsewhere_or_for_ever_fails_with_the_target() {
+    for (status, location, target) in [
+        (307, "location: http://localhost:1/mcp/?key=1", "307 to http://localhost:1/mcp/ is"),
+        (308, "location: https://127.0.0.1/mcp", "308 to https://127.0.0.1/mcp is"),
+        (302, "location: /login", "/login is"),
+        (307, "location: /mcp/", "/mcp/ is"),
+    ] {
+        let server = Raw::start(move |_| Reply::Status(status, location)).await;
+        let error = soon(McpClient::http(&server.url).name("raw").connect()).await.unwrap_err();
+        assert!(error.to_string().contains(target), "{error}");
+        assert_eq!(server.count("initialize"), 0);
+        assert_eq!(server.count("server/discover"), if target == "/mcp/ is" { 6 } else { 1 });
+    }
+}
+
+#[tokio::test]
+async fn connect_to_a_server_that_refuses_the_discovery_initializes() {
+    fn unsupported(message: &Value, data: &Value) -> Reply {
+        let error = json!({ "code": -32022, "message": "Unsupported protocol version", "data": data });
+        Reply::Refusal(400, json!({ "jsonrpc": "2.0", "id": message["id"], "error": error }))
+    }
+    let refusals: [fn(&Value) -> Reply; 8] = [
+        |_| Reply::Status(500, ""),
+        |_| Reply::Status(403, ""),
+        |_| Reply::Status(403, "www-authenticate: Bearer"),
+        |_| Reply::Status(404, ""),
+        |_| Reply::Text(200, "<html></html>"),
+        |message| unsupported(message, &json!({ "supported": ["2025-06-18", OLD], "requested": NEW })),
+        |message| unsupported(message, &Value::Null),
+        |message| {
+            let discovered = json!({
+                "resultType": "complete", "supportedVersions": [OLD], "capabilities": { "tools": {} },
+                "ttlMs": 0, "cacheScope": "private",
+            });
+            result(message, &discovered)
+        },
+    ];
+    for (kind, refused) in refusals.into_iter().enumerate() {
+        let server = Raw::start(move |message| match message["method"].as_str() {
+            Some("server/discover") => refused(message),
+            _ => polite(message),
+        })
+        .await;
+        let client = soon(McpClient::http(&server.url).name("raw").connect()).await;
+        let client = client.unwrap_or_else(|error| panic!("{kind}: {error}"));
+        assert_eq!(client.protocol_version().await.as_deref(), Some(OLD), "{kind}");
+        assert_eq!(call(&set(&client).await, "raw__echo", "").await.text(), "echoed", "{kind}");
+        let error = soon(server.client(NEW).connect()).await.unwrap_err();
+        assert!(matches!(error, McpError::Unreachable { .. }), "{kind}: {error:?}");
+        assert_eq!(server.count("initialize"), 1, "{kind}");
+    }
+}
+
+#[tokio::test]
+async fn connect_to_a_server_that_requires_a_login_does_not_initialize() {
+    for (status, line) in [
+        (401, "www-authenticate: Bearer"),
+        (401, ""),
+        (403, r#"www-authenticate: Bearer error="insufficient_scope""#),
+    ] {
+        let server = Raw::start(move |_| Reply::Status(status, line)).await;
+        let error = soon(McpClient::http(&server.url).name("raw").connect()).await.unwrap_err();
+        assert!(matches!(error, McpError::Unauthorized { .. }), "{status} {line}: {error:?}");
+        assert_eq!(server.count("initialize"), 0);
+    }
+}
+
+#[tokio::test]
+async fn tools_of_a_server_that_declares_none_are_none() {
+    for version in [OLD, NEW] {
+        let server = Raw::start(|message| match (message["method"].as_str(), polite(message)) {
+            (Some("initialize" | "server/discover"), Reply::Json(mut answer)) => {
+                answer["result"]["capabilities"] = json!({ "prompts": {} });
+                Reply::Json(answer)
+            }
+            (Some("tools/list"), _) => {
+                let unknown = json!({ "code": -32601, "message": "Method not found" });
+                Reply::Json(json!({ "jsonrpc": "2.0", "id": message["id"], "error": unknown }))
+            }
+            (_, reply) => reply,
+        })
+        .await;
+        let client = soon(server.client(version).connect()).await.unwrap();
+        let tools = soon(client.tools()).await.unwrap();
+        assert!(tools.tools.is_empty() && tools.skipped.is_empty(), "{version}");
+        assert_eq!(server.count("tools/list"), 0);
+    }
+}
+
+#[tokio::test]
 async fn tools_over_http_insufficient_scope_names_the_scope() {
     const CHALLENGE: &str = r#"www-authenticate: Bearer error="insufficient_scope", scope="tools:read""#;
     let server = Raw::start(|message| match message["method"].as_str() {
@@ -473,6 +583,7 @@ async fn connect_unreadable_descriptions_of_the_server_are_dropped() {
         for as_event in [true, false] {
             let (capabilities, info) = (capabilities.clone(), info.clone());
             let about = format!("{capabilities} {info} {as_event}");
+            let declares_tools = capabilities.is_object();
             let server = Raw::start(move |message| {
                 let Some("initialize") = message["method"].as_str() else { return polite(message) };
                 let version = &message["params"]["protocolVersion"];
@@ -483,7 +594,12 @@ async fn connect_unreadable_descriptions_of_the_server_are_dropped() {
             .await;
             let client =
                 soon(server.client(OLD).connect()).await.unwrap_or_else(|error| panic!("{about}: {error}"));
-            assert_eq!(call(&set(&client).await, "raw__echo", "").await.text(), "echoed", "{about}");
+            let tools = set(&client).await;
+            if declares_tools {
+                assert_eq!(call(&tools, "raw__echo", "").await.text(), "echoed", "{about}");
+            } else {
+                assert_eq!(server.count("tools/list"), 0, "{about}");
+            }
         }
     }
 }

@@ -9,7 +9,7 @@ use std::{
     time::Duration,
 };
 
-use reqwest::{Client, Url, dns::Resolve, redirect};
+use reqwest::{Client, StatusCode, Url, dns::Resolve, redirect};
 use rustls::{ClientConfig, RootCertStore, crypto::ring, version::TLS13};
 use rustls_platform_verifier::BuilderVerifierExt;
 use tokio::runtime;
@@ -28,6 +28,9 @@ static CLIENTS: Mutex<Vec<(HttpClientCacheKey, Client)>> = Mutex::new(Vec::new()
 /// working, because they hold the client.
 const MAX_CLIENTS: usize = 32;
 
+/// The maximum number of redirects of one request.
+const MAX_REDIRECTS: usize = 5;
+
 /// The properties in which connections differ.
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct HttpClientCacheKey {
@@ -36,12 +39,14 @@ struct HttpClientCacheKey {
     /// Whether the service is on this machine. A connection to such a service never uses a proxy.
     local: bool,
     tls: bool,
+    /// Whether redirects within the origin are followed.
+    redirects: bool,
 }
 
 impl HttpClientCacheKey {
     fn of(url: &Url, connect: Duration) -> Self {
         let runtime = runtime::Handle::current().id();
-        Self { runtime, connect, local: is_local(url), tls: url.scheme() == "https" }
+        Self { runtime, connect, local: is_local(url), tls: url.scheme() == "https", redirects: false }
     }
 }
 
@@ -52,7 +57,21 @@ impl HttpClientCacheKey {
 /// Returns [`ProviderErrorKind::Transport`] if TLS can't be set up, for example because the system has no root
 /// certificate.
 pub(crate) fn client(url: &Url, connect: Duration) -> Result<Client, ProviderError> {
-    let kind = HttpClientCacheKey::of(url, connect);
+    cached(HttpClientCacheKey::of(url, connect))
+}
+
+/// Returns a client that follows redirects within the origin of `url` which keep the method and the body. All other
+/// redirects are errors that name the target. Otherwise, it is like the one of [`client`].
+///
+/// # Errors
+///
+/// Fails like [`client`].
+#[cfg(feature = "mcp")]
+pub(crate) fn redirected_client(url: &Url, connect: Duration) -> Result<Client, ProviderError> {
+    cached(HttpClientCacheKey { redirects: true, ..HttpClientCacheKey::of(url, connect) })
+}
+
+fn cached(kind: HttpClientCacheKey) -> Result<Client, ProviderError> {
     let mut clients = lock(&CLIENTS);
     let client = match clients.iter().position(|(other, _)| *other == kind) {
         Some(place) => clients.remove(place).1,
@@ -89,8 +108,12 @@ fn build(kind: HttpClientCacheKey, resolver: Option<Arc<dyn Resolve>>) -> Result
         .tls_backend_preconfigured(tls)
         .user_agent(concat!("omni-agent/", env!("CARGO_PKG_VERSION")))
         .connect_timeout(kind.connect)
-        // Redirects are not followed, because the key would be sent to the redirect's target.
-        .redirect(redirect::Policy::none())
+        // Redirects to other origins are not followed, because the key would be sent to the redirect's target.
+        .redirect(if kind.redirects {
+            redirect::Policy::custom(redirected)
+        } else {
+            redirect::Policy::none()
+        })
         .referer(false);
     let builder = if kind.local { builder.no_proxy() } else { builder };
     let builder = match resolver {
@@ -101,6 +124,19 @@ fn build(kind: HttpClientCacheKey, resolver: Option<Arc<dyn Resolve>>) -> Result
         exchange::with_cause(ProviderErrorKind::Transport, "the HTTP client can't be set up", error)
             .with_retryable(false)
     })
+}
+
+/// Follows a redirect if its target has the same origin and gets the same request.
+fn redirected(attempt: redirect::Attempt<'_>) -> redirect::Action {
+    let keeps_request =
+        matches!(attempt.status(), StatusCode::TEMPORARY_REDIRECT | StatusCode::PERMANENT_REDIRECT);
+    let is_own = attempt.previous().last().is_some_and(|from| from.origin() == attempt.url().origin());
+    if keeps_request && is_own && attempt.previous().len() <= MAX_REDIRECTS {
+        return attempt.follow();
+    }
+    let (target, status) = (attempt.url(), attempt.status().as_u16());
+    let target = format!("{}{}", target.origin().ascii_serialization(), target.path());
+    attempt.error(format!("the redirect {status} to {target} is not followed; use this URL if you trust it"))
 }
 
 /// Configures TLS with ring and the platform's certificates. The process-wide crypto provider is not changed, since the

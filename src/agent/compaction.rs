@@ -73,10 +73,12 @@ impl CompactionPolicy {
         pub fn with_threshold(self, share: f64) { self.threshold = share }
 
         /// Sets the number of last turns that are sent unchanged, including the turn in flight. The default is 2. If they
-        /// are larger than 0.4 of the room, fewer messages are kept, but always the last answer.
+        /// are larger than half of the tokens that the system prompt and the tools leave below the threshold, fewer
+        /// messages are kept, but always the last answer.
         pub fn with_kept_turns(self, turns: u32) { self.kept_turns = turns }
 
-        /// Adds the text of the replaced prompts to each summary, with the newest prompt first, up to a tenth of the room.
+        /// Adds the text of the replaced prompts to each summary, with the newest prompt first, up to a tenth of the room
+        /// that the system prompt and the tools leave.
         pub fn with_kept_prompts(self) { self.kept_prompts = true }
 
         /// Makes another model write the summaries.

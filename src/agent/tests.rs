@@ -30,6 +30,7 @@ mod hooks;
 mod joining;
 mod kept_at_end;
 mod limits;
+mod little_room;
 mod liveness;
 #[path = "../../tests/support/logged.rs"]
 mod logged;

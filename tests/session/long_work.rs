@@ -183,3 +183,28 @@ async fn requests_after_each_compaction_contain_the_fact_of_turn_2_if_prompts_ar
         assert!(knows, "{request:?}");
     }
 }
+
+#[tokio::test(start_paused = true)]
+async fn turn_of_40_steps_behind_a_prompt_of_half_the_room_needs_at_most_10_summaries() {
+    const WINDOW: u64 = 8_000;
+    let mut steps = 0;
+    let (provider, counts) = service(WINDOW, move |_, step| {
+        steps += 1;
+        match steps {
+            1..=40 => step.then_tool_use(&format!("u{steps}"), "read", json!({})).stop(),
+            _ => step.then_text(["Done."]).stop(),
+        }
+    });
+    let schema = Schema::new(json!({ "type": "object" })).unwrap();
+    let read = tool_fn_with_schema("read", "Reads.", schema, async |_: Value, _: ToolContext| {
+        Ok::<_, ToolError>("line of the file\n".repeat(28))
+    });
+    // The service counts 27 characters as 6.75 tokens, and the room has 7,200 tokens.
+    let system = "You are careful and brief. ".repeat(533);
+    let agent = agent(&provider, WINDOW).system(system.as_str()).tool(read).max_steps(50);
+    let agent = agent.compaction(CompactionPolicy::default()).start().await.unwrap();
+    assert_eq!(agent.ask("Read the whole file.").await.unwrap().text(), "Done.");
+    let counts = counts.lock().unwrap();
+    assert_eq!(counts.refused, 0);
+    assert!((1..=10).contains(&counts.summaries), "{} summaries", counts.summaries);
+}

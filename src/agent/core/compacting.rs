@@ -25,16 +25,17 @@ use crate::{
 const NO_SUMMARY: &str = "Compaction without a summary.";
 /// The greatest size of a summary, in bytes.
 const LONGEST: usize = 32 * 1024;
-/// The greatest share of the room that the messages that are sent unchanged may have.
-const KEPT_SHARE: f64 = 0.4;
+/// The greatest share that the messages that are sent unchanged may have of the tokens between the system prompt with the
+/// tools and the threshold. With more, the next steps would reach the threshold again.
+const KEPT_SHARE: f64 = 0.5;
 /// If this share of the room becomes free and less than the other share is used, a compaction only clears messages.
 const FREED_SHARE: f64 = 0.25;
 const CLEARED_SHARE: f64 = 0.6;
-/// The share of the room for the messages of a request for a summary that has to be shortened.
+/// The share of the room for a request for a summary that has to be shortened, and for what is kept after an overflow.
 const SUMMARY_SHARE: f64 = 0.9;
 /// The least room for a requested compaction, in tokens, if the context window of the model is not known.
 const UNKNOWN_ROOM: u64 = 32_000;
-/// The share of the room for kept prompts.
+/// The share for kept prompts of the room that the system prompt and the tools leave.
 const PROMPTS_SHARE: f64 = 0.1;
 
 const INSTRUCTION: &str = "\
@@ -472,6 +473,7 @@ fn planned(
     let is_overflow = trigger == CompactionTrigger::Overflow;
     let room = known_room.unwrap_or(if is_overflow { size.max(1) } else { size.max(UNKNOWN_ROOM) });
     let share = |share: f64| times(room, share);
+    let free = room.saturating_sub(fixed);
     let written: History = all.iter().take(end).cloned().collect();
     let before = settings.sent(&written);
     let old = before.compaction().map(|(index, own)| (index, own.is_summary, own.sent_from(index)));
@@ -493,7 +495,14 @@ fn planned(
     let index = |place: usize| sent.get(place).map_or(end, |own| own.index);
     let count = |from: usize, to: usize| u32::try_from(to - from).unwrap_or(u32::MAX);
 
-    let tail = tail(&sent, policy.kept_turns, (end == all.len()).then_some(turn.id), share(KEPT_SHARE));
+    let in_flight = (end == all.len()).then_some(turn.id);
+    let within = |limit: u64| tail(&sent, policy.kept_turns, in_flight, limit);
+    let limit = times(share(policy.threshold).saturating_sub(fixed), KEPT_SHARE);
+    let tail = match within(limit) {
+        // The service has refused these messages, so the estimates are too small.
+        0 if is_overflow && known_room.is_none() => within(tokens(&sent) / 2),
+        tail => tail,
+    };
     let freed = |to: usize| sent[..to].iter().map(|own| own.tokens - own.bare.min(own.tokens)).sum::<u64>();
     let plan = CompactionPlan { kept: count(index(tail), end), ..CompactionPlan::new(trigger, size) };
     let clearing = |to: usize| {
@@ -511,9 +520,16 @@ fn planned(
     // If the messages to keep are too large alone, only the last prompt and what follows it are sent unchanged.
     let last_prompt = sent.iter().rposition(|own| own.message.is_prompt());
     let last_prompt = if end < all.len() { sent.len() } else { last_prompt.unwrap_or(sent.len()) };
-    let is_too_large = is_overflow && tokens(&sent[tail..]) > room;
+    let most = share(SUMMARY_SHARE).saturating_sub(fixed);
+    let tail_tokens = tokens(&sent[tail..]);
+    let is_too_large = is_overflow && (tail_tokens > most || tail == 0 && known_room.is_none());
     if tail == 0 {
         return (is_too_large && freed(last_prompt) > 0).then(|| clearing(last_prompt));
+    }
+    // If the last answer alone is above the limit, a summary of the little before it costs more than it frees.
+    let is_futile = tail_tokens > limit && tokens(&sent[..tail]) < times(free, FREED_SHARE);
+    if trigger == CompactionTrigger::Size && is_futile {
+        return None;
     }
     let (kept, cleared) = if is_too_large && last_prompt > tail {
         (count(index(last_prompt), end), count(index(tail), index(last_prompt)))
@@ -522,7 +538,7 @@ fn planned(
     };
     let mut history = before.sent();
     if is_overflow {
-        history = fitting(&history, share(SUMMARY_SHARE).saturating_sub(fixed));
+        history = fitting(&history, most);
     }
     let mut instruction = INSTRUCTION.to_owned();
     if let Some(more) = &policy.instructions {
@@ -535,7 +551,7 @@ fn planned(
     history.push(Message::user(instruction).with_timestamp(asked));
     // The notes in place of files are not words of the user. A file can be restored after the summary is stored.
     let prompts = if policy.kept_prompts {
-        prompts(&written, index(tail), share(PROMPTS_SHARE))
+        prompts(&written, index(tail), times(free, PROMPTS_SHARE))
     } else {
         String::new()
     };

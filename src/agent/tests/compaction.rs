@@ -439,7 +439,8 @@ async fn failed_request_to_another_model_does_not_make_an_earlier_count_its_own(
     });
     let builder = agent(&provider, CompactionPolicy::default().with_kept_turns(1)).tool(read);
     let mut agent = Watched::start(builder.callbacks(hooks)).await;
-    assert!(compactions(&agent.run("Q1").await)[0].is_err());
+    let prompt = "word ".repeat(600);
+    assert!(compactions(&agent.run(prompt.as_str()).await)[0].is_err());
     let events = agent.run("Q2").await;
     assert_eq!(stopped(&events).text(), "A2");
     assert!(matches!(&compactions(&events)[..], [Ok(_)]), "{:?}", compactions(&events));

@@ -134,7 +134,7 @@
 //! count, and of several lines with the same birth, the last one counts. If the file is damaged, the next delete
 //! renames it to `@deleted-usage.TIME.jsonl`, logs a warning, and begins a new file.
 //!
-//! When the file is longer than 256 KiB, and twice as long as after it was last merged, a delete merges the lines of
+//! When the file is longer than 64 KiB, and twice as long as after it was last merged, a delete merges the lines of
 //! conversations without a log into the first line: `merged` has their sums by labels, hour and model. The file is
 //! replaced in the same way as a log, so a crash loses no sums. The birth of merged sums has the version 0, and another
 //! write for each merge.

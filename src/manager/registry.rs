@@ -303,6 +303,10 @@ impl SessionRegistry {
         if !was_open {
             slot.ended = Some(reason.clone());
         }
+        // A title can't be set any more. The slot keeps the token for the end of the task that makes the title.
+        if let Some(titling) = &slot.titling {
+            titling.cancel();
+        }
         let rest = std::mem::take(&mut slot.rest);
         if slot.claim.is_none() {
             self.slots.remove(id);

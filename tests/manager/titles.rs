@@ -511,6 +511,20 @@ async fn close_or_shutdown_while_a_title_hangs_ends_within_its_deadline_with_eve
 }
 
 #[tokio::test(start_paused = true)]
+async fn shutdown_while_the_session_of_a_hanging_title_ends_waits_no_longer_for_it() {
+    let (manager, store, _gate) = waiting_title(None).await;
+    let session = manager.get(&id("talk")).unwrap();
+    let begun = Instant::now();
+    let ending = tokio::spawn(async move { manager.shutdown(secs(80)).await });
+    settle().await;
+    assert!(!ending.is_finished(), "the title may still be set");
+    session.stop(secs(1)).await.unwrap();
+    ending.await.unwrap().unwrap();
+    assert!(begun.elapsed() < secs(2), "{:?}", begun.elapsed());
+    assert_eq!(stored_title(&store).await, None);
+}
+
+#[tokio::test(start_paused = true)]
 async fn close_in_the_first_turn_stores_the_kept_messages_with_a_title() {
     let store = CommandedStore::default();
     let manager = store.manager().build();

@@ -234,7 +234,7 @@ impl PostgresStore {
     ///
     /// The URL has the form that `libpq` uses: `postgres://user:password@host:port/database?sslmode=require`, or pairs
     /// of keys and values. The URL may name several hosts. The store uses the first host that can be reached and
-    /// accepts writes.
+    /// accepts writes. With `target_session_attrs=any`, a single host need not accept writes.
     ///
     /// `sslmode` decides about TLS. The default is `require`. With TLS, the certificate and the host name are always
     /// checked, so `require`, `verify-ca` and `verify-full` are equal. `prefer` connects without TLS if the server offers

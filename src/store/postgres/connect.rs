@@ -197,8 +197,10 @@ fn hosts(text: &str, limits: &PostgresLimits) -> Result<Vec<(String, Config)>, P
     {
         return Err(PostgresUrlError::Syntax(None));
     }
-    // If there are several hosts, the store uses the host that accepts writes.
-    if number > 1 && common.get_target_session_attrs() == TargetSessionAttrs::Any {
+    // The store uses a host that accepts writes. After a failover, an address can still lead to the former primary, whose
+    // conversations are old.
+    let is_given = settings.iter().any(|(key, _)| *key == "target_session_attrs");
+    if (number > 1 || !is_given) && common.get_target_session_attrs() == TargetSessionAttrs::Any {
         common.target_session_attrs(TargetSessionAttrs::ReadWrite);
     }
     let host = |at: usize| {
@@ -429,11 +431,14 @@ mod tests {
     }
 
     #[test]
-    fn several_hosts_require_a_host_that_accepts_writes() {
+    fn hosts_without_other_settings_must_accept_writes() {
         for (text, wanted) in [
-            ("host=a", TargetSessionAttrs::Any),
+            ("host=a", TargetSessionAttrs::ReadWrite),
+            ("host=a target_session_attrs=any", TargetSessionAttrs::Any),
+            ("postgres://a/b?target_session_attrs=any", TargetSessionAttrs::Any),
             ("host=a,b", TargetSessionAttrs::ReadWrite),
-            ("hostaddr=10.1.2.3", TargetSessionAttrs::Any),
+            ("host=a,b target_session_attrs=any", TargetSessionAttrs::ReadWrite),
+            ("hostaddr=10.1.2.3", TargetSessionAttrs::ReadWrite),
             ("hostaddr=10.1.2.3,10.1.2.4", TargetSessionAttrs::ReadWrite),
         ] {
             assert_eq!(read(text)[0].1.get_target_session_attrs(), wanted, "{text}");

@@ -128,7 +128,7 @@ impl PostgresPools {
                 silences += 1;
                 if matches!(lane, PostgresPoolPurpose::Leases) && silences == 1 {
                     // The idle connections may not respond either, so close them before the second attempt.
-                    drop(self.leases.retain(|_, _| false));
+                    drop(self.pool(lane).retain(|_, _| false));
                     continue;
                 }
                 return Err(silent(&self.place, patience));
@@ -141,6 +141,8 @@ impl PostgresPools {
             let again = match remedy(&error) {
                 PostgresRetryRemedy::Reconnect => {
                     discard(connection);
+                    // The idle connections are as old, so the repetition would only fail on the next of them.
+                    drop(self.pool(lane).retain(|_, _| false));
                     true
                 }
                 PostgresRetryRemedy::Again => true,
@@ -184,13 +186,19 @@ impl PostgresPools {
         })
     }
 
-    async fn connection(&self, lane: PostgresPoolPurpose) -> Result<PgConnection, StoreError> {
-        let pool = match lane {
+    fn pool(&self, lane: PostgresPoolPurpose) -> &Pool<PostgresHostConnector> {
+        match lane {
             PostgresPoolPurpose::Conversations => &self.conversations,
             PostgresPoolPurpose::Leases => &self.leases,
-        };
+        }
+    }
+
+    async fn connection(&self, lane: PostgresPoolPurpose) -> Result<PgConnection, StoreError> {
         let connections = lane.connections(&self.limits);
-        pool.get().await.map_err(|error| no_connection(&self.place, &self.limits, connections, error))
+        self.pool(lane)
+            .get()
+            .await
+            .map_err(|error| no_connection(&self.place, &self.limits, connections, error))
     }
 }
 

@@ -153,6 +153,51 @@ async fn operation_without_a_free_connection_is_busy_and_leases_are_renewed() {
     store.load(&id("b")).await.unwrap();
 }
 
+/// The idle connections are as after a failover to a server to which only new connections lead.
+#[tokio::test]
+async fn write_with_ten_read_only_idle_connections_uses_a_new_connection() {
+    const NUMBER: usize = 10;
+    let Some(server) = Server::start(FORGETFUL) else { return };
+    let first = fresh(&server.url()).open().await.unwrap();
+    let version = create(&first, &id("a")).await;
+    let mut other = raw(&server.url()).await;
+    other
+        .batch_execute("CREATE ROLE r SUPERUSER LOGIN; ALTER ROLE r SET default_transaction_read_only = on")
+        .await
+        .unwrap();
+    let url = format!("{}?target_session_attrs=any", server.url().replace("postgres@", "r@"));
+    let store = PostgresStore::builder(&url).schema(first.schema()).connections(NUMBER).open().await.unwrap();
+    // All loads wait for a lock, so each has a connection of its own.
+    let transaction = other.transaction().await.unwrap();
+    let lock = format!("LOCK TABLE {}.conversations IN ACCESS EXCLUSIVE MODE", schema(&first));
+    transaction.execute(&lock, &[]).await.unwrap();
+    let mut loads = JoinSet::new();
+    for _ in 0..NUMBER {
+        let store = store.clone();
+        loads.spawn(async move { store.load(&id("a")).await.map(drop) });
+    }
+    let observer = raw(&server.url()).await;
+    let waits = "SELECT FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND usename = 'r'";
+    while observer.query(waits, &[]).await.unwrap().len() < NUMBER {}
+    transaction.rollback().await.unwrap();
+    while let Some(loaded) = loads.join_next().await {
+        loaded.unwrap().unwrap();
+    }
+
+    observer.batch_execute("ALTER ROLE r RESET default_transaction_read_only").await.unwrap();
+    let write = Write::on(version);
+    let written = store.write(&id("a"), &write, &Change::Commit(says(1, "after"))).await;
+    assert_eq!(written.unwrap(), version.next());
+}
+
+#[tokio::test]
+async fn open_of_a_single_host_that_refuses_writes_is_unreachable() {
+    let Some(server) = Server::start("-c fsync=off -c default_transaction_read_only=on") else { return };
+    let error = fresh(&server.url()).open().await.unwrap_err();
+    assert!(matches!(error, StoreError::Unreachable { .. }), "{error:?}");
+    assert!(error.is_transient());
+}
+
 /// An address that forwards connections to the server. When it is stopped, all its connections are closed.
 struct Proxy(JoinHandle<()>);
 

@@ -156,8 +156,7 @@ pub(super) fn keep(
     };
     if is_long(end, merged_len.unwrap_or_default()) {
         match merge(folder, &path, &file) {
-            Ok(true) => return keep(folder, ledger, durability),
-            Ok(false) => {}
+            Ok(()) => return keep(folder, ledger, durability),
             // The file is still valid, and the next delete tries again.
             Err(error) => {
                 let error: &dyn std::error::Error = &error;
@@ -183,9 +182,25 @@ fn is_long(len: u64, merged_len: usize) -> bool {
     len > LONG.max(2 * merged_len as u64)
 }
 
-/// Merges the lines of the file, which must be locked. Returns `false` if the file would still be long, because the logs
-/// of many conversations in it exist.
-fn merge(folder: &Path, path: &Path, file: &File) -> Result<bool, StoreError> {
+/// Merges the lines of the file, which must be locked. Fails if the file would still be long, because the logs of many
+/// conversations in it exist. The folder is read only if the file can be replaced.
+fn merge(folder: &Path, path: &Path, file: &File) -> Result<(), StoreError> {
+    let (new, action) = (folder.join(format!("{NAME}.jsonl.new")), "merging the lines of");
+    replace_file(folder, path, &new, file, action, |mut new| {
+        let (first, rest) = merged(folder, path, file)?;
+        if is_long((first.len() + rest.len()) as u64, log::record(&first, 0).map_or(0, <[u8]>::len)) {
+            let reason = io::Error::other("the logs of many of its conversations exist");
+            return Err(failed(action, path, reason));
+        }
+        // The removal of each log without which a line was merged must be durable first.
+        sync_folder(folder, Durability::Machine)?;
+        let written = new.write_all(&first).and_then(|()| new.write_all(&rest));
+        written.map_err(|error| failed(action, path, error))
+    })
+}
+
+/// Returns the line with the sums of all conversations without a log, and the lines of the others.
+fn merged(folder: &Path, path: &Path, file: &File) -> Result<(Vec<u8>, Vec<u8>), StoreError> {
     let there = list::for_each(folder, |place| match log::read(place, |log| log.find(|_| true)) {
         // As in `used`, the conversation counts as deleted.
         Err(StoreError::Damaged { .. } | StoreError::NotFound { .. }) => Ok(None),
@@ -208,18 +223,7 @@ fn merge(folder: &Path, path: &Path, file: &File) -> Result<bool, StoreError> {
     let (birth, merged) = ((Version::new(0), WriteId::generate()), merged.collect());
     let (labels, used) = (Labels::default(), Vec::new());
     let first = encode(&DeletedConversationLine { format_version: FORMAT, birth, labels, used, merged });
-    let merged_len = log::record(&first, 0).map_or(0, <[u8]>::len);
-    if is_long((first.len() + rest.len()) as u64, merged_len) {
-        return Ok(false);
-    }
-    // The removal of each log without which a line was merged must be durable first.
-    sync_folder(folder, Durability::Machine)?;
-    let (new, action) = (folder.join(format!("{NAME}.jsonl.new")), "merging the lines of");
-    replace_file(folder, path, &new, file, action, |mut new| {
-        let written = new.write_all(&first).and_then(|()| new.write_all(&rest));
-        written.map_err(|error| failed(action, path, error))
-    })?;
-    Ok(true)
+    Ok((first, rest))
 }
 
 /// Returns the number of the last merge.
@@ -334,4 +338,22 @@ fn deleted_in(
         Ok(())
     })?;
     Ok(found)
+}
+
+#[cfg(all(test, unix))]
+mod tests {
+    use super::*;
+    use crate::{error::error_chain, store::ConversationId};
+
+    #[test]
+    fn merge_of_a_file_that_cannot_be_replaced_does_not_read_the_folder() {
+        let folder = std::env::temp_dir().join(format!("omni-agent-{}", ConversationId::generate()));
+        fs::create_dir(&folder).unwrap();
+        let file = File::create(folder.join("elsewhere")).unwrap();
+        std::os::unix::fs::symlink(folder.join("elsewhere"), path(&folder)).unwrap();
+        // Reading a folder that does not exist would fail with another error.
+        let error = merge(&folder.join("missing"), &path(&folder), &file).unwrap_err();
+        assert!(error_chain(&error).contains("symbolic link"), "{error:?}");
+        fs::remove_dir_all(&folder).unwrap();
+    }
 }

@@ -236,11 +236,9 @@ impl Manager {
                 "the manager cannot recover turns, because it has no starter; set `ManagerBuilder::starter`";
             Error::new(ErrorKind::Config, text)
         })?;
-        let mut recovered = Recovered::default();
-        self.0
-            .look_through(&starter, &mut FailedOpenings::default(), None, usize::MAX, &mut recovered)
-            .await?;
-        match self.0.end_orphans(None, usize::MAX).await {
+        let (mut recovered, mut attempts) = (Recovered::default(), FailedOpenings::default());
+        self.0.look_through(&starter, &mut attempts, None, usize::MAX, &mut recovered).await?;
+        match self.0.end_orphans(&mut attempts, None, usize::MAX).await {
             // The caller needs to know what was opened.
             Err(error) if recovered.opened.is_empty() && recovered.failed.is_empty() => Err(error),
             Err(error) => {
@@ -324,7 +322,7 @@ impl ManagerShared {
         };
         let swept = async {
             let left = self.look_through(starter, attempts, after.left, MOST_PER_SWEEP, &mut recovered).await;
-            let waiting = self.end_orphans(after.waiting, MOST_PER_SWEEP).await;
+            let waiting = self.end_orphans(attempts, after.waiting, MOST_PER_SWEEP).await;
             RecoverySweepPositions { left: listed(left), waiting: listed(waiting) }
         };
         tokio::select! {
@@ -339,6 +337,7 @@ impl ManagerShared {
     /// position at which to continue, or `None` at the end of the list.
     async fn end_orphans(
         self: &Arc<Self>,
+        attempts: &mut FailedOpenings,
         mut after: Option<Position>,
         most: usize,
     ) -> Result<Option<Position>, Error> {
@@ -353,7 +352,7 @@ impl ManagerShared {
             seen += turns.len();
             after = turns.last().filter(|_| turns.len() >= PAGE).map(|turn| turn.position.clone());
             for turn in turns.iter().filter(|turn| turn.owner.is_none()) {
-                self.sweep_sub_agent(turn).await;
+                self.sweep_sub_agent(turn, attempts).await;
             }
             if after.is_none() || seen >= most {
                 return Ok(after);
@@ -385,7 +384,7 @@ impl ManagerShared {
             let is_last = turns.len() < PAGE;
             seen += turns.len();
             for turn in turns {
-                if self.sweep_sub_agent(&turn).await {
+                if self.sweep_sub_agent(&turn, attempts).await {
                     after = Some(turn.position);
                     continue;
                 }
@@ -530,18 +529,22 @@ impl ManagerShared {
     }
 
     /// Returns whether the sweep is done with this turn, because it is that of the call of a sub-agent.
-    async fn sweep_sub_agent(self: &Arc<Self>, turn: &TurnSummary) -> bool {
+    async fn sweep_sub_agent(self: &Arc<Self>, turn: &TurnSummary, attempts: &mut FailedOpenings) -> bool {
         if turn.labels.get(Labels::PARENT).is_none() {
             return false;
         }
-        match timeout(self.recovery.timeout, self.sweep_call(turn)).await {
-            Ok(Ok(is_of_call)) => is_of_call,
-            Ok(Err(error)) => {
-                self.report_failure(&turn.id, &error);
-                true
-            }
-            Err(_) => true,
+        if attempts.has_just_failed(turn, self.recovery.begun.elapsed()) {
+            return true;
         }
+        let swept = timeout(self.recovery.timeout, self.sweep_call(turn)).await;
+        if let Ok(Ok(is_of_call)) = swept {
+            return is_of_call;
+        }
+        attempts.failed(turn, self.recovery.begun.elapsed());
+        if let Ok(Err(error)) = swept {
+            self.report_failure(&turn.id, &error);
+        }
+        true
     }
 
     /// Decides about the turn of a sub-agent's call, which only the call of its parent continues. If no agent above it can
@@ -722,8 +725,7 @@ impl FailedOpenings {
     /// Returns what to do with a turn. `now` is the time by the store's clock, and `at` is the time by a clock that
     /// runs only while the process does.
     fn verdict(&self, turn: &TurnSummary, now: Timestamp, at: Duration) -> UnownedTurnAction {
-        let failures = self.failures.get(&turn.id).filter(|failures| failures.turn == turn.turn);
-        if failures.is_some_and(|failures| at < failures.next) {
+        if self.has_just_failed(turn, at) {
             return UnownedTurnAction::Wait;
         }
         let has_expired =
@@ -737,6 +739,12 @@ impl FailedOpenings {
         let delay = if turn.orderly { Duration::ZERO } else { delay(turn.lives, LONGEST_BETWEEN_LIVES) };
         let waits = turn.recorded <= now && turn.recorded.after(delay) > now;
         if waits { UnownedTurnAction::Wait } else { UnownedTurnAction::Open }
+    }
+
+    /// Returns whether the last failed attempt is too recent for another one.
+    fn has_just_failed(&self, turn: &TurnSummary, at: Duration) -> bool {
+        let failures = self.failures.get(&turn.id).filter(|failures| failures.turn == turn.turn);
+        failures.is_some_and(|failures| at < failures.next)
     }
 
     /// Records that a turn could not be opened.

@@ -12,11 +12,15 @@ use omni_agent::{
     ErrorKind,
     agent::{Agent, AgentBuilder, Durable, Recover, RecoveryDecision, SubAgent},
     budget::Budget,
-    manager::{Manager, ManagerBuilder, OpenOptions, Sweep},
+    manager::{Manager, ManagerBuilder, ManagerEvent, OpenOptions, Sweep},
     message::{StopReason, Usage},
     run::{PromptState, RunOutcome},
     session::Session,
-    store::{ConversationId, Filter, Labels, Owner, Page, Store, custom::Turns},
+    store::{
+        ConversationId, Filter, Labels, Listing, MemoryStore, Owner, Page, Store, StoreError, Summary,
+        TurnSummary, custom::Turns,
+    },
+    subscription::Update,
     testing::{Gate, ScriptedProvider, Step},
     tool::{Decision, Replay, Tool, ToolContext, tool_fn},
 };
@@ -323,6 +327,47 @@ async fn sub_agents_whose_call_is_never_repeated_are_discarded() {
         assert_eq!(team.count(), (1, 1));
         worker.shutdown(Duration::from_secs(10)).await.unwrap();
     }
+}
+
+/// A store that reports each sweep, and cannot read the root.
+struct WithoutRoot(Arc<dyn Store>, tokio::sync::mpsc::UnboundedSender<()>);
+
+#[async_trait::async_trait]
+impl Store for WithoutRoot {
+    forward!(self.0: traits, write, load, list, delete, turn, acquire, release);
+
+    async fn summary(&self, own: &ConversationId) -> Result<Summary, StoreError> {
+        match own.as_str() {
+            "root" => Err(StoreError::damaged("conversation root", "the test has damaged it")),
+            _ => self.0.summary(own).await,
+        }
+    }
+
+    async fn turns(&self, which: Turns, listing: &Listing) -> Result<Vec<TurnSummary>, StoreError> {
+        let _ = self.1.send(());
+        self.0.turns(which, listing).await
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn sub_agent_whose_root_cannot_be_read_is_not_reported_by_each_sweep() {
+    let store: Arc<dyn Store> = Arc::new(MemoryStore::new());
+    first_life(&store, &Team::new(Stage::Tool)).await;
+    let (sender, mut sweeps) = tokio::sync::mpsc::unbounded_channel();
+    let store: Arc<dyn Store> = Arc::new(WithoutRoot(store, sender));
+    let worker = manager(&store).sweep(Sweep::every(Duration::from_millis(1))).starter(|_| None).build();
+    let mut events = worker.subscribe();
+    worker.pending_approvals(&Filter::default(), Page::default()).await.unwrap();
+    for _ in 0..200 {
+        sweeps.recv().await.unwrap();
+    }
+    let mut reports = 0;
+    while let Some(Some(update)) = futures_util::FutureExt::now_or_never(events.next()) {
+        let Update::Event(event) = update else { panic!("{update:?}") };
+        reports += usize::from(matches!(&*event.event, ManagerEvent::NotRecovered { .. }));
+    }
+    assert!((1..=10).contains(&reports), "{reports} reports");
+    worker.shutdown(Duration::from_secs(10)).await.unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread")]

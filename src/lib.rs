@@ -95,6 +95,7 @@
 //! | `mcp-auth` | no | logins at MCP servers with OAuth 2.1: [`McpLogin`](https://docs.rs/omni-agent/latest/omni_agent/mcp/struct.McpLogin.html) |
 //! | `mcp-server` | no | a manager's conversations as tools of an MCP server: [`serve::mcp`](https://docs.rs/omni-agent/latest/omni_agent/serve/mcp/index.html) |
 //! | `schema` | no | [`JsonSchema`](schemars::JsonSchema) for the types of updates and commands; the documents in [`schema`] need no feature |
+//! | `cron` | no | schedules with cron patterns in time zones: [`Schedule::cron`](https://docs.rs/omni-agent/latest/omni_agent/run/struct.Schedule.html#method.cron) |
 //! | `web` | no | a manager behind HTTP, as an axum router, with streams for the AI SDK and AG-UI: [`web`](https://docs.rs/omni-agent/latest/omni_agent/web/index.html) |
 //! | `terminal` | no | a chat with a session in the terminal: [`terminal`](https://docs.rs/omni-agent/latest/omni_agent/terminal/index.html) |
 //! | `otel-metrics` | no | metrics through the API crate of OpenTelemetry: [`telemetry::OtelRecorder`](https://docs.rs/omni-agent/latest/omni_agent/telemetry/struct.OtelRecorder.html); spans need no feature |

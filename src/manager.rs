@@ -18,6 +18,7 @@
 //! - [`Manager::conversation`] returns a [`Conversation`], whose operations open the conversation if needed.
 //! - [`ManagerBuilder::starter`] sets how conversations are opened without a caller, so that a turn continues after its
 //!   process has crashed.
+//! - [`Manager::schedule`] sends a prompt to a conversation at set times.
 //! - [`Error`] is the error type of a manager's operations.
 //!
 //! ```
@@ -55,6 +56,7 @@ mod limits;
 mod opening;
 mod recovery;
 mod registry;
+mod schedule;
 mod sub_agent;
 mod titles;
 

@@ -2,7 +2,7 @@
 //!
 //! A *run* is everything from an idle agent to an idle agent. A [`Prompt`] starts it or is staged during it, as
 //! [`Accepted`] states. A [`Response`] is the result of a step, of a turn or of the whole run. A [`PendingUse`] is a
-//! tool use that waits for a decision. [`RunEnd`] is how the run has ended.
+//! tool use that waits for a decision. [`RunEnd`] is how the run has ended. A [`Schedule`] sends a prompt at set times.
 //!
 //! This module contains pure data. An [`Agent`](crate::agent::Agent) runs the prompts, and its
 //! [`Event`](crate::agent::Event)s contain this data. The record of a turn in flight is in
@@ -15,6 +15,7 @@ mod pause;
 mod prompt;
 pub(crate) mod record;
 mod response;
+mod schedule;
 mod settings;
 mod spec;
 
@@ -28,5 +29,6 @@ pub(crate) use prompt::MAX_ID;
 pub use prompt::{Accepted, KnownPrompt, Next, Prompt, PromptId, PromptState};
 pub(crate) use record::{BranchPoint, TurnRecord};
 pub use response::Response;
+pub use schedule::{Missed, Schedule, Timing};
 pub use settings::Settings;
 pub use spec::{RunAt, RunSpec};

@@ -57,6 +57,7 @@ mod memory;
 pub mod postgres;
 #[cfg(any(feature = "sqlite", feature = "postgres"))]
 mod rows;
+mod schedule;
 mod search;
 #[cfg(feature = "sqlite")]
 pub mod sqlite;
@@ -77,6 +78,8 @@ pub use labels::{Filter, Labels, Listing};
 pub use memory::MemoryStore;
 #[cfg(feature = "postgres")]
 pub use postgres::PostgresStore;
+pub use schedule::Scheduled;
+pub(crate) use schedule::{MAX_SCHEDULES, ScheduleChange, ScheduleEntry, ScheduleList, Schedules};
 pub use search::{Found, Hit, Query};
 #[cfg(feature = "sqlite")]
 pub use sqlite::SqliteStore;
@@ -193,6 +196,21 @@ pub trait Store: Send + Sync + 'static {
     async fn turns(&self, which: Turns, listing: &Listing) -> Result<Vec<TurnSummary>, StoreError> {
         let _ = (which, listing);
         Err(StoreError::unsupported("lists of turns in flight"))
+    }
+
+    /// Lists the schedules that `which` selects, of the conversations that match a filter, by their next time, then by the
+    /// conversation's id and the name.
+    ///
+    /// Pages begin [after](Page::after) the last [`Scheduled`] of the page before. A page contains all schedules that a
+    /// conversation has for one time, so it may be longer than its limit.
+    ///
+    /// # Errors
+    ///
+    /// Fails with [`StoreError::Unsupported`] if the store does not keep schedules, or if there is a filter and the store
+    /// does not support labels. Also fails if the store can't be read.
+    async fn schedules(&self, which: &Schedules, listing: &Listing) -> Result<ScheduleList, StoreError> {
+        let _ = (which, listing);
+        Err(StoreError::unsupported("schedules"))
     }
 
     /// Finds conversations by the words in their titles and in the texts of their messages.

@@ -9,6 +9,7 @@ use std::{future::ready, sync::Arc};
 
 use super::{Manager, NewOrStoredConversation, OpenOptions, OpenedBy, TitleOrLabels, opening::aborted};
 use crate::{
+    message::Timestamp,
     panics::contained,
     run::{Accepted, Error, ErrorKind, Prompt, PromptId},
     session::{
@@ -39,6 +40,13 @@ pub struct Wake {
 pub enum WakeCause {
     /// A recorded turn that nobody works on is to be continued.
     Turn(Box<TurnSummary>),
+    /// The time of a schedule has come: [`Manager::schedule`].
+    Schedule {
+        /// The name of the schedule.
+        name: String,
+        /// The time, by the store's clock.
+        due: Timestamp,
+    },
     /// An operation of a [`Conversation`] needs the session.
     Command,
     /// [`Conversation::subscribe`] or [`Conversation::resume_from`] needs the session.
@@ -169,7 +177,7 @@ impl Conversation {
     }
 
     /// Performs an operation on the session. If the session ends at the same moment, opens it again, once.
-    async fn on_session<T, F: Future<Output = Result<T, Error>>>(
+    pub(super) async fn on_session<T, F: Future<Output = Result<T, Error>>>(
         &self,
         cause: WakeCause,
         operation: impl Fn(Session) -> F,

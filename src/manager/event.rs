@@ -183,6 +183,15 @@ pub enum ManagerEvent {
         /// The reason, for a log.
         reason: Arc<str>,
     },
+    /// The prompt of a schedule was refused for good. The schedule continues with its next time, if it has one.
+    NotFired {
+        /// The conversation's id.
+        id: ConversationId,
+        /// The name of the schedule.
+        name: Arc<str>,
+        /// The reason, for a log.
+        reason: Arc<str>,
+    },
 }
 
 impl ManagerEvent {
@@ -193,6 +202,7 @@ impl ManagerEvent {
                 title.as_ref().map_or(0, |title| title.len())
             }
             Self::NotRecovered { reason, .. } => reason.len(),
+            Self::NotFired { name, reason, .. } => name.len() + reason.len(),
             Self::Labels { labels, .. } => labels.iter().map(|(name, value)| name.len() + value.len()).sum(),
             _ => 0,
         }
@@ -249,7 +259,7 @@ impl ManagerSnapshot {
                 self.open.retain(|session| session.id != *id);
                 self.waiting.retain(|waiting| waiting != id);
             }
-            ManagerEvent::NotRecovered { .. } => {}
+            ManagerEvent::NotRecovered { .. } | ManagerEvent::NotFired { .. } => {}
         }
     }
 

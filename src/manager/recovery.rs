@@ -11,6 +11,7 @@ use std::{
 };
 
 use tokio::{
+    sync::Notify,
     task::JoinSet,
     time::{Instant, sleep, timeout},
 };
@@ -33,11 +34,11 @@ use crate::{
 };
 
 /// The number of turns that are read from the store at once.
-const PAGE: usize = 64;
+pub(super) const PAGE: usize = 64;
 /// The number of conversations that one sweep opens at the same time.
-const PARALLEL: usize = 16;
+pub(super) const PARALLEL: usize = 16;
 /// The number of turns that one sweep looks at. The next sweep continues after them.
-const MOST_PER_SWEEP: usize = 1024;
+pub(super) const MOST_PER_SWEEP: usize = 1024;
 /// The time limit for opening one conversation, if the application sets no other limit.
 const TIMEOUT: Duration = Duration::from_mins(1);
 /// The duration that is assumed for the leases of a store that names none.
@@ -59,7 +60,7 @@ pub(super) const USUAL_LEASE: Duration = Duration::from_secs(30);
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Sweep {
     interval: SweepInterval,
-    filter: Filter,
+    pub(super) filter: Filter,
 }
 
 /// The interval between the sweeps of a manager.
@@ -125,15 +126,17 @@ crate::debug::impl_debug!(RecoverySettings(self) { sweep: self.sweep, .. });
 /// How a manager recovers turns, and the state of its sweeps.
 pub(super) struct ManagerRecoveryState {
     starter: Option<Arc<OpenerFn>>,
-    sweep: Sweep,
+    pub(super) sweep: Sweep,
     /// The time limit for opening one conversation, and for one part of the list of turns.
-    timeout: Duration,
-    /// Whether the task of the sweep was started.
+    pub(super) timeout: Duration,
+    /// Whether the tasks of the sweep were started.
     is_sweeping: AtomicBool,
     /// The moment from which the times of attempts are counted.
     begun: Instant,
-    /// Ends the task of the sweep when the manager is dropped.
-    alive: DropGuard,
+    /// Ends the tasks of the sweep when the manager is dropped.
+    pub(super) alive: DropGuard,
+    /// Notified when this manager has stored a schedule.
+    pub(super) scheduled: Arc<Notify>,
 }
 
 impl ManagerRecoveryState {
@@ -153,6 +156,7 @@ impl RecoverySettings {
             is_sweeping: AtomicBool::new(false),
             begun: Instant::now(),
             alive: CancellationToken::new().drop_guard(),
+            scheduled: Arc::default(),
         }
     }
 }
@@ -160,7 +164,8 @@ impl RecoverySettings {
 impl ManagerBuilder {
     crate::setters::setters! {
         /// Sets how conversations are opened without a caller that knows their options: for turns that continue after
-        /// a crash or after a decision, and for the operations of a [`Conversation`](super::Conversation).
+        /// a crash or after a decision, for [schedules](Manager::schedule), and for the operations of a
+        /// [`Conversation`](super::Conversation).
         ///
         /// The function gets the id and the labels of a conversation, and [why](super::WakeCause) it is opened. It
         /// returns the options. If it returns `None`, this manager does not open the conversation. With a starter, the
@@ -190,7 +195,8 @@ impl ManagerBuilder {
             self.recovery.starter = Some(Arc::new(starter));
         }
 
-        /// Sets when the manager looks for turns that nobody works on. This needs a [`starter`](Self::starter).
+        /// Sets when the manager looks for turns that nobody works on, and for [schedules](Manager::schedule) that are
+        /// due, between the times that it knows. This needs a [`starter`](Self::starter).
         /// Defaults to [`Sweep::default`].
         ///
         /// The first sweep begins with the first operation of the manager. A sweep opens the oldest turns first. A turn
@@ -267,14 +273,21 @@ enum SweptTurnOutcome {
 }
 
 impl ManagerShared {
-    /// Starts the task of the sweep with the first operation of the manager, because a manager can be built outside of
+    /// Starts the tasks of the sweep with the first operation of the manager, because a manager can be built outside of
     /// a runtime.
     pub(super) fn begin_sweeping(self: &Arc<Self>) {
         let ManagerRecoveryState { starter: Some(starter), sweep, is_sweeping, .. } = &self.recovery else {
             return;
         };
         let Some(every) = sweep.interval.with_leases(self.store.traits().lease) else { return };
-        if self.store.traits().turns && !is_sweeping.swap(true, Ordering::Relaxed) {
+        let traits = self.store.traits();
+        if !traits.turns && !traits.schedules || is_sweeping.swap(true, Ordering::Relaxed) {
+            return;
+        }
+        if traits.schedules {
+            self.begin_firing(starter, every);
+        }
+        if traits.turns {
             let (inner, starter, every) = (Arc::downgrade(self), Arc::clone(starter), every);
             let gone = self.recovery.alive.token().clone();
             // The task belongs to no caller, so it has no span of a caller.
@@ -678,7 +691,7 @@ pub(super) fn only_waits(turn: &StoredTurn) -> bool {
     !waiting.is_empty() && waiting.iter().all(|waiting| waiting.survives)
 }
 
-fn with_jitter(interval: Duration) -> Duration {
+pub(super) fn with_jitter(interval: Duration) -> Duration {
     scaled(interval, rand::random_range(0.75..=1.25))
 }
 
@@ -690,10 +703,10 @@ const FIRST_DELAY: Duration = Duration::from_secs(1);
 /// The longest delay after restarts without progress.
 const LONGEST_BETWEEN_LIVES: Duration = Duration::from_mins(1);
 /// The longest delay after failed attempts.
-const LONGEST_BETWEEN_FAILURES: Duration = Duration::from_mins(10);
+pub(super) const LONGEST_BETWEEN_FAILURES: Duration = Duration::from_mins(10);
 /// The maximum number of failures that are remembered. If this number is exceeded, some failures are forgotten, and
 /// their turns may be tried too early.
-const MOST_FAILURES: usize = 4096;
+pub(super) const MOST_FAILURES: usize = 4096;
 
 /// What to do with a turn that nobody works on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -771,7 +784,7 @@ impl FailedOpenings {
 }
 
 /// Returns the delay after this many attempts.
-fn delay(attempts: u32, longest: Duration) -> Duration {
+pub(super) fn delay(attempts: u32, longest: Duration) -> Duration {
     match attempts.checked_sub(1) {
         None => Duration::ZERO,
         Some(doublings) => {

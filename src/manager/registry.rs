@@ -295,6 +295,10 @@ impl SessionRegistry {
         self.emit(ManagerEvent::NotRecovered { id: id.clone(), reason: reason.into() });
     }
 
+    pub(super) fn emit_not_fired(&mut self, id: &ConversationId, name: &str, reason: String) {
+        self.emit(ManagerEvent::NotFired { id: id.clone(), name: name.into(), reason: reason.into() });
+    }
+
     /// Records that a session has ended.
     pub(super) fn ended(&mut self, id: &ConversationId, key: SessionLifeKey, reason: &EndReason) {
         let Some(slot) = self.slots.get_mut(id).filter(|slot| slot.key == key) else { return };

@@ -322,10 +322,15 @@ impl Prompt {
         Self { content: Blocks::default(), app_data: None, ..self }
     }
 
+    /// Returns whether the prompt has a model, an API key, headers or tools of a client, which have no JSON form.
+    pub(crate) fn has_unserialised_parts(&self) -> bool {
+        self.model.is_some() || self.options.has_secrets() || !self.client_tools.0.is_empty()
+    }
+
     /// Returns the same prompt without the parts that have no JSON form: the model, the API key, the headers and the
     /// tools of the client.
     pub(crate) fn as_serialised(self: &Arc<Self>) -> Arc<Self> {
-        if self.model.is_none() && !self.options.has_secrets() && self.client_tools.0.is_empty() {
+        if !self.has_unserialised_parts() {
             return Arc::clone(self);
         }
         let options = self.options.clone().without_secrets();

@@ -4,7 +4,7 @@ use std::{cmp::Ordering, collections::BTreeMap, sync::Arc, time::Duration};
 
 use serde::{Deserialize, Serialize};
 
-use super::{ConversationId, Labels, Owner, StoredTurn, TurnChange, Version};
+use super::{ConversationId, Labels, Owner, ScheduleChange, StoredTurn, TurnChange, Version};
 use crate::{
     message::{RequestEnd, Timestamp, UsageRow, UsageSum},
     provider::Options,
@@ -149,9 +149,22 @@ pub enum Change {
     /// may be erased ones. It keeps the outcomes of prompts, as [`Stored::erase`] shows. If [`Erased::title`] is set, the
     /// write also removes a title that was [derived](TitleBy::Derived) from the messages.
     Erase(Erased),
+    /// Sets, replaces or removes a schedule. Not all stores [support](super::StoreTraits::schedules) it.
+    ///
+    /// The base and the epoch of the write are ignored, and the version does not change, so the conversation's owner can
+    /// continue to write. If the change [replaces](ScheduleChange::was) a schedule that is not the stored one, the write
+    /// fails with [`Conflict`](super::StoreError::Conflict). It is not recognized if it is repeated, so a repetition
+    /// takes effect again, or fails with this error.
+    // Boxed, because changes are moved and few of them concern a schedule.
+    Schedule(Box<ScheduleChange>),
 }
 
 impl Change {
+    /// Returns a change to a schedule.
+    pub fn schedule(change: ScheduleChange) -> Self {
+        Self::Schedule(Box::new(change))
+    }
+
     /// Returns the creation of a conversation with this state.
     pub fn create(state: StoredState) -> Self {
         Self::Create(Box::new(state))

@@ -177,6 +177,7 @@ use super::{Store, StoreError, Summary, TurnSummary};
 pub use super::{
     content::{Change, Commit, StateChange, Stored, StoredState, TitleBy},
     id::WriteId,
+    schedule::{ScheduleChange, ScheduleEntry, ScheduleList, Schedules},
     traits::StoreTraits,
     turn::{StoredTurn, TurnChange, Turns},
     write::{Epoch, Lease, Version, Write},

@@ -334,7 +334,7 @@ impl Store for FileSystemStore {
         change: &Change,
     ) -> Result<Version, StoreError> {
         let (write, creates) = (*write, matches!(change, Change::Create(_)));
-        let change = LogChange::from(change.clone());
+        let change = LogChange::of(change.clone())?;
         let written =
             self.locked(id, creates, move |log, durability| write::write(log, &write, change, durability));
         // If the change creates the conversation, `None` is not expected. If the folder is missing, `locked` has

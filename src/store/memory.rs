@@ -1,5 +1,5 @@
 use std::{
-    collections::HashMap,
+    collections::{BTreeMap, HashMap},
     ops::Range,
     sync::{Arc, Mutex, MutexGuard},
 };
@@ -7,8 +7,9 @@ use std::{
 use async_trait::async_trait;
 
 use super::{
-    Change, Commit, ConversationId, Filter, Found, Hit, Lease, Listing, Page, Query, Store, StoreError,
-    StoreTraits, Stored, StoredState, StoredTurn, Summary, TurnSummary, Turns, Version, Write, WriteId,
+    Change, Commit, ConversationId, Filter, Found, Hit, Lease, Listing, Page, Query, ScheduleChange,
+    ScheduleEntry, ScheduleList, Scheduled, Schedules, Store, StoreError, StoreTraits, Stored, StoredState,
+    StoredTurn, Summary, TurnSummary, Turns, Version, Write, WriteId,
     ledger::{DeletedConversationsUsage, UsageSumsByModel},
     search::searched_text,
 };
@@ -55,6 +56,8 @@ struct ConversationInMemory {
     writes: Vec<WriteId>,
     /// The usage ledger, oldest row first.
     usage: Vec<UsageRow>,
+    /// The schedules by their names.
+    schedules: BTreeMap<String, ScheduleEntry>,
 }
 
 impl MemoryStore {
@@ -87,7 +90,12 @@ impl MemoryStore {
         }
         let version = Version::first();
         let stored = Stored::new(version, Timestamp::now(), state.clone());
-        let conversation = ConversationInMemory { stored, writes: vec![write], usage: Vec::new() };
+        let conversation = ConversationInMemory {
+            stored,
+            writes: vec![write],
+            usage: Vec::new(),
+            schedules: BTreeMap::new(),
+        };
         content.conversations.insert(id.clone(), conversation);
         Ok(version)
     }
@@ -126,6 +134,26 @@ impl ConversationInMemory {
         is_update
     }
 
+    fn schedule(&mut self, id: &ConversationId, change: &ScheduleChange) -> Result<Version, StoreError> {
+        let current = self.stored.version;
+        let known = self.schedules.get(&change.name).map(|known| (known.due, known.rev));
+        if change.was.is_some() && change.was != known {
+            return Err(StoreError::Conflict { id: id.clone(), current });
+        }
+        self.schedules.remove(&change.name);
+        if let Some(mut entry) = change.entry.clone() {
+            entry.schedule.prompt = Arc::unwrap_or_clone(Arc::new(entry.schedule.prompt).as_serialised());
+            self.schedules.insert(change.name.clone(), entry);
+        }
+        Ok(current)
+    }
+
+    /// Returns whether the turn in flight needs nothing but decisions.
+    fn only_waits(&self) -> bool {
+        let turn = self.stored.turn.as_deref();
+        turn.is_some_and(|turn| turn.is_on(self.stored.head) && turn.record.only_waits())
+    }
+
     fn matches(&self, filter: &Filter) -> bool {
         filter.matches(&self.stored.state.labels)
     }
@@ -148,7 +176,15 @@ impl ConversationInMemory {
 #[async_trait]
 impl Store for MemoryStore {
     fn traits(&self) -> StoreTraits {
-        StoreTraits { usage: true, erase: true, turns: true, search: true, labels: true, lease: None }
+        StoreTraits {
+            usage: true,
+            erase: true,
+            turns: true,
+            schedules: true,
+            search: true,
+            labels: true,
+            lease: None,
+        }
     }
 
     async fn write(
@@ -163,6 +199,9 @@ impl Store for MemoryStore {
         let mut content = self.lock();
         let conversation = content.conversations.get_mut(id);
         let conversation = conversation.ok_or_else(|| StoreError::NotFound { id: id.clone() })?;
+        if let Change::Schedule(change) = change {
+            return conversation.schedule(id, change);
+        }
         let current = conversation.stored.version;
         if write.base != current {
             return match conversation.written_on(write.base) {
@@ -173,7 +212,7 @@ impl Store for MemoryStore {
         // A write that does not count as an update does not change the time.
         let mut is_update = true;
         match change {
-            Change::Create(_) => {}
+            Change::Create(_) | Change::Schedule(_) => {}
             Change::Commit(commit) => is_update = conversation.commit(commit),
             Change::State(change) => conversation.stored.change_state(change.clone()),
             Change::Erase(erased) => conversation.stored.erase(erased),
@@ -214,6 +253,34 @@ impl Store for MemoryStore {
         let matching = content.conversations.iter().filter(|(_, conversation)| conversation.matches(filter));
         let turns = matching.filter_map(|(id, conversation)| conversation.turn(id)?.listed(which, now));
         Ok(TurnSummary::page(turns.collect(), page))
+    }
+
+    async fn schedules(
+        &self,
+        which: &Schedules,
+        Listing { filter, page }: &Listing,
+    ) -> Result<ScheduleList, StoreError> {
+        let mut list = ScheduleList::new(Timestamp::now());
+        let content = self.lock();
+        for (id, conversation) in content.conversations.iter().filter(|(_, own)| own.matches(filter)) {
+            let until = match which {
+                Schedules::All => Timestamp(u64::MAX),
+                Schedules::Of(wanted) if wanted == id => Timestamp(u64::MAX),
+                Schedules::Within(time) if !conversation.only_waits() => list.now.after(*time),
+                _ => continue,
+            };
+            let entries = conversation.schedules.iter().filter(|(_, entry)| entry.due <= until);
+            let entry = |(name, entry): (&String, &ScheduleEntry)| {
+                Scheduled::new(id.clone(), name.clone(), entry.clone())
+            };
+            list.schedules.extend(entries.map(entry));
+        }
+        if let Some(after) = &page.after {
+            list.schedules.retain(|entry| (entry.due, &entry.id) > (after.updated, &after.id));
+        }
+        list.schedules.sort_by(|a, b| (a.due, &a.id, &a.name).cmp(&(b.due, &b.id, &b.name)));
+        list.schedules.drain(..page.offset.min(list.schedules.len()));
+        Ok(list.cut(page.limit))
     }
 
     async fn search(&self, query: &Query, Listing { filter, page }: &Listing) -> Result<Found, StoreError> {

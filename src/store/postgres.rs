@@ -29,7 +29,7 @@
 //!
 //! The store owns one schema of the database, by default `omni_agent`. Opening the store creates or updates the schema.
 //! Several processes may open the store at the same time. The table `migrations` lists the applied versions, the latest
-//! of which is now 10. A schema with a version before 10 or with a later version than this crate knows is rejected with
+//! of which is now 11. A schema with a version before 10 or with a later version than this crate knows is rejected with
 //! [`StoreError::UnknownFormat`]. The user needs the right to create schemas in the database. If the schema is up to
 //! date, the right to use the schema and its tables is enough.
 //!
@@ -49,6 +49,7 @@
 //! | `kept_usage` | label set, hour and model: the usage of deleted conversations |
 //! | `runs` | conversation whose last run has a stored end: [`Stored::last_run`](super::Stored::last_run) |
 //! | `turns`, `approvals`, `pending` | the recorded turns in flight as JSON, the tool uses that wait for decisions, and the messages so far |
+//! | `schedules` | schedule of a conversation, as JSON |
 //!
 //! ```sql
 //! SELECT id, content -> 'content' FROM omni_agent.nodes
@@ -106,6 +107,7 @@ mod lease;
 mod ledger;
 mod migrate;
 mod read;
+mod schedules;
 mod search;
 mod server;
 mod sql;
@@ -127,8 +129,8 @@ use self::{
     server::{PostgresLimits, PostgresPoolPurpose, PostgresPools, PostgresRuntime},
 };
 use super::{
-    Change, ConversationId, Filter, Found, Lease, Listing, Owner, Page, Query, Store, StoreError,
-    StoreTraits, Stored, StoredTurn, Summary, TurnSummary, Turns, Version, Write,
+    Change, ConversationId, Filter, Found, Lease, Listing, Owner, Page, Query, ScheduleList, Schedules,
+    Store, StoreError, StoreTraits, Stored, StoredTurn, Summary, TurnSummary, Turns, Version, Write,
 };
 use crate::{
     message::{Timestamp, UsageRow, UsageSum},
@@ -324,7 +326,15 @@ impl PostgresStore {
 impl Store for PostgresStore {
     fn traits(&self) -> StoreTraits {
         let lease = Some(self.0.server.limits.lease);
-        StoreTraits { usage: true, erase: true, turns: true, search: true, labels: true, lease }
+        StoreTraits {
+            usage: true,
+            erase: true,
+            turns: true,
+            schedules: true,
+            search: true,
+            labels: true,
+            lease,
+        }
     }
 
     async fn write(
@@ -378,6 +388,14 @@ impl Store for PostgresStore {
         let wanted = (which, listing.clone());
         self.run(PostgresPoolPurpose::Conversations, None, wanted, |connection, server, (which, listing)| {
             Box::pin(turns::list(connection, server, *which, listing))
+        })
+        .await
+    }
+
+    async fn schedules(&self, which: &Schedules, listing: &Listing) -> Result<ScheduleList, StoreError> {
+        let wanted = (which.clone(), listing.clone());
+        self.run(PostgresPoolPurpose::Conversations, None, wanted, |connection, server, (which, listing)| {
+            Box::pin(schedules::list(connection, server, which, listing))
         })
         .await
     }

@@ -5,6 +5,7 @@
 //! pipelined round trip.
 
 mod candidates;
+mod schedules;
 mod turns;
 
 use std::{
@@ -32,6 +33,7 @@ use crate::{
 pub(super) use candidates::{
     FilteredPagePlan, FilteredPageStep, PageCandidates, RarestLabelFinder, SORTED, WALKED,
 };
+pub(super) use schedules::{ScheduleRowChange, millis, scheduled};
 pub(super) use turns::{RecordRow, StoredTurnRows, TurnRowChange};
 
 /// The changes of a write.
@@ -139,6 +141,8 @@ impl RowChanges {
             Change::State(StateChange::Labels(labels)) => {
                 Ok(Self { labels: ColumnChange::Set(labels), ..Self::default() })
             }
+            // A schedule is no part of the content, so a store writes it on another way.
+            Change::Schedule(_) => Err(StoreError::unsupported("schedules in a write of content")),
             Change::Erase(erased) => {
                 Ok(Self { head: ColumnChange::Set(erased.head), erased: Some(erased), ..Self::default() })
             }

@@ -28,7 +28,7 @@
 //!
 //! # Layout
 //!
-//! The schema of the file has a version (`PRAGMA user_version`, now 10). `PRAGMA application_id` marks the file as
+//! The schema of the file has a version (`PRAGMA user_version`, now 11). `PRAGMA application_id` marks the file as
 //! a file of this crate. Opening a file updates its schema. A file with a version before 10 or with a later version than
 //! this crate knows is rejected with [`StoreError::UnknownFormat`].
 //!
@@ -46,6 +46,7 @@
 //! | `kept_usage` | label set, hour and model: the usage of deleted conversations |
 //! | `runs` | conversation whose last run has a stored end: [`Stored::last_run`](super::Stored::last_run) |
 //! | `turns`, `approvals`, `pending` | the recorded turns in flight as JSON, the tool uses that wait for decisions, and the messages so far |
+//! | `schedules` | schedule of a conversation, as JSON |
 //!
 //! Any program with SQLite support can read the file:
 //!
@@ -155,6 +156,7 @@ mod ledger;
 mod read;
 mod read_only;
 mod row;
+mod schedules;
 mod search;
 mod shared;
 mod turns;
@@ -178,10 +180,10 @@ use self::{
     workers::{SqliteJobPriority, SqliteWorkers},
 };
 use super::{
-    Change, ConversationId, Filter, Found, Lease, Listing, Owner, Page, Query, Store, StoreError,
-    StoreTraits, Stored, StoredTurn, Summary, TurnSummary, Turns, Version, Write,
+    Change, ConversationId, Filter, Found, Lease, Listing, Owner, Page, Query, ScheduleList, Schedules,
+    Store, StoreError, StoreTraits, Stored, StoredTurn, Summary, TurnSummary, Turns, Version, Write,
     file_system::{Durability, blocking},
-    rows::RowChanges,
+    rows::{RowChanges, ScheduleRowChange},
 };
 use crate::{
     message::{Timestamp, UsageRow, UsageSum},
@@ -464,7 +466,15 @@ impl SqliteStore {
 impl Store for SqliteStore {
     fn traits(&self) -> StoreTraits {
         let lease = Some(self.0.database.lease);
-        StoreTraits { usage: true, erase: true, turns: true, search: true, labels: true, lease }
+        StoreTraits {
+            usage: true,
+            erase: true,
+            turns: true,
+            schedules: true,
+            search: true,
+            labels: true,
+            lease,
+        }
     }
 
     async fn write(
@@ -477,6 +487,13 @@ impl Store for SqliteStore {
         let SqliteWriterAndUpkeep { upkeep, is_indexed, .. } = self.writing()?;
         let (upkeep, is_indexed) = (Arc::clone(upkeep), *is_indexed);
         let (named, encoded, write, change) = (id.clone(), id.clone(), *write, change.clone());
+        if let Change::Schedule(change) = change {
+            let prepare = move || Ok(ScheduleRowChange::of(&encoded, *change)?);
+            let write = move |connection: &mut Connection, _: &SqliteDatabase, row: &ScheduleRowChange| {
+                schedules::write(connection, &named, row)
+            };
+            return self.write_shared(SqliteJobPriority::Other, Some(id), prepare, write).await;
+        }
         if let Change::Erase(_) = change {
             let rows = RowChanges::of(id, change)?;
             let erase = move |connection: &mut Connection, _: &SqliteDatabase| {
@@ -527,6 +544,12 @@ impl Store for SqliteStore {
     async fn turns(&self, which: Turns, listing: &Listing) -> Result<Vec<TurnSummary>, StoreError> {
         let listing = listing.clone();
         self.read(None, move |connection, database| turns::list(connection, database, which, &listing)).await
+    }
+
+    async fn schedules(&self, which: &Schedules, listing: &Listing) -> Result<ScheduleList, StoreError> {
+        let (which, listing) = (which.clone(), listing.clone());
+        self.read(None, move |connection, database| schedules::list(connection, database, &which, &listing))
+            .await
     }
 
     async fn search(&self, query: &Query, listing: &Listing) -> Result<Found, StoreError> {

@@ -20,6 +20,9 @@ pub struct StoreTraits {
     /// A store that keeps records must have [leases](Store::acquire), or be used by one process at a time. Otherwise
     /// two processes would continue the same turn.
     pub turns: bool,
+    /// Whether the store keeps schedules ([`Change::Schedule`]). A store that keeps them must have
+    /// [leases](Store::acquire), or be used by one process at a time. Otherwise two processes would send the same prompt.
+    pub schedules: bool,
     /// Whether the store supports [searches](Store::search), if its indexes were created.
     pub search: bool,
     /// Whether lists can be filtered by labels.
@@ -30,4 +33,5 @@ pub struct StoreTraits {
 }
 
 setters!(StoreTraits: with_usage(usage: bool), with_erase(erase: bool), with_turns(turns: bool),
+    with_schedules(schedules: bool),
     with_search(search: bool), with_labels(labels: bool), with_lease(lease: some Duration));

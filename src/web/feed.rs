@@ -398,8 +398,8 @@ impl ListWatch {
                 true
             }
             ManagerEvent::Deleted { id } => self.shown.remove(id),
-            // This event contains the reason of a failure, which only an operator may see.
-            ManagerEvent::NotRecovered { .. } => false,
+            // These events contain the reason of a failure, which only an operator may see.
+            ManagerEvent::NotRecovered { .. } | ManagerEvent::NotFired { .. } => false,
             // An earlier event or the snapshot has shown the conversation, if the principal may see it.
             ManagerEvent::GivenUp { id }
             | ManagerEvent::Status { id, .. }

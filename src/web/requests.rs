@@ -6,7 +6,7 @@ use super::{Action, Principal, Problem};
 use crate::{
     manager::Listed,
     message::{Content, Timestamp, ToolUseId, Usage, UsageRow},
-    run::{Error, ErrorKind, PendingUse, Prompt, RunAt, RunSpec},
+    run::{Error, ErrorKind, PendingUse, Prompt, PromptId, RunAt, RunSpec},
     session::SessionCommand,
     store::{ConversationId, Position},
     tree::{Node, NodeId},
@@ -252,6 +252,9 @@ pub(super) fn check_prompt(prompt: &Prompt) -> Result<(), Problem> {
     if prompt.has_settings() {
         let detail = "A prompt of a client cannot have options, limits or a budget; remove them.";
         return Err(Problem::invalid_prompt(detail));
+    }
+    if prompt.id.as_ref().is_some_and(PromptId::is_reserved) {
+        return Err(Problem::invalid_body(&"the id of the prompt is reserved for schedules; use another id"));
     }
     let is_allowed = |block: &Content| match block {
         Content::Text(text) => text.signature.is_none(),

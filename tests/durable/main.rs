@@ -26,6 +26,7 @@ mod managed;
 mod owned;
 mod prompts;
 mod queued;
+mod schedules;
 mod sub_agent_order;
 mod sub_agent_usage;
 mod sub_agents;

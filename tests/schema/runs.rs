@@ -10,16 +10,16 @@ use omni_agent::{
     },
     budget::{Budget, SharedBudget},
     manager::{Manager, ManagerEvent, ManagerSnapshot, OpenOptions, Sweep, Titles},
-    message::{Attachment, ProviderItem, ToolResult, ToolUse, TurnId, Usage},
+    message::{Attachment, ProviderItem, Timestamp, ToolResult, ToolUse, TurnId, Usage},
     provider::{
         CacheHint, Effort, ModelInfo, Options, OutputSchema, ProviderError, ProviderErrorKind, ToolChoice,
         custom::{BlockStart, Delta, MessageDelta},
     },
-    run::{Next, Prompt, Response},
+    run::{Next, Prompt, Response, Schedule},
     session::{Mode, Session, SessionEvent, SessionSnapshot, SessionSubscription},
     store::{
-        ConversationId, Labels, MemoryStore, Store,
-        custom::{Change, Commit, StoredState, TurnRecord, Write},
+        ConversationId, Filter, Labels, MemoryStore, Page, Store,
+        custom::{Change, Commit, ScheduleChange, ScheduleEntry, StoredState, TurnRecord, Write},
     },
     subscription::{EventId, Subscription, Update},
     testing::{Gate, ScriptedProvider, Step},
@@ -407,6 +407,7 @@ async fn updates_of_sessions_fit_the_schema() {
     seen.append(&mut resync().await);
     seen.append(&mut restart().await);
     seen.append(&mut managed().await);
+    seen.append(&mut scheduled().await);
 
     let agent = UPDATES.tags("Event").into_iter().map(|tag| format!("agent.{tag}"));
     let session = UPDATES.tags("SessionEvent").into_iter().filter(|tag| tag != "agent");
@@ -456,6 +457,22 @@ async fn leave_a_turn(store: &MemoryStore, id: &str) {
         .write(&id, &Write::on(version), &Change::Commit(Commit::new(None).with_turn(record)))
         .await
         .unwrap();
+}
+
+/// A manager whose only schedule has an empty prompt.
+async fn scheduled() -> BTreeSet<String> {
+    let (store, id) = (MemoryStore::new(), ConversationId::new("a").unwrap());
+    store.write(&id, &Write::first(), &Change::create(StoredState::default())).await.unwrap();
+    let empty = ScheduleEntry::new(Timestamp(1), 1, Schedule::at(Timestamp(1), Prompt::default()));
+    let change = Change::schedule(ScheduleChange::new("r", Some(empty)));
+    store.write(&id, &Write::first(), &change).await.unwrap();
+    let manager = Manager::builder(store).starter(|_| Some(OpenOptions::new(scripted([])))).build();
+    let updates = manager.subscribe();
+    let view = ManagerSnapshot::clone(updates.snapshot().unwrap());
+    let mut watch = ManagerWatch { updates, view, seen: BTreeSet::new() };
+    manager.schedules(&Filter::default(), Page::default()).await.unwrap();
+    watch.until("not_fired").await;
+    watch.seen
 }
 
 /// A manager with room for one session, and generated titles. Returns the kinds of the updates of its session.

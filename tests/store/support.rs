@@ -88,6 +88,20 @@ pub(crate) async fn create(store: &dyn Store, id: &ConversationId) -> Version {
     store.write(id, &Write::first(), &Change::create(StoredState::default())).await.unwrap()
 }
 
+/// Stores a schedule.
+#[cfg(any(feature = "sqlite", feature = "postgres"))]
+pub(crate) async fn schedule(store: &dyn Store, id: &ConversationId) {
+    use omni_agent::{
+        message::Timestamp,
+        run::Schedule,
+        store::custom::{ScheduleChange, ScheduleEntry},
+    };
+
+    let entry = ScheduleEntry::new(Timestamp(1), 1, Schedule::at(Timestamp(1), "Go"));
+    let change = Change::schedule(ScheduleChange::new("once", Some(entry)));
+    store.write(id, &Write::first(), &change).await.unwrap();
+}
+
 pub(crate) async fn commit(
     store: &dyn Store,
     id: &ConversationId,

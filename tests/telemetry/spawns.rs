@@ -19,6 +19,8 @@ const WITHOUT_SPAN: &[(&str, &str, &str)] = &[
         "tokio::spawn(async move { let (mut attempts, mut after)",
         "a sweep lives as long as the manager",
     ),
+    ("manager/schedule.rs", "tokio::spawn(async move { loop", "a sweep lives as long as the manager"),
+    ("manager/schedule.rs", "self.tasks.spawn(fired)", "a firing belongs to no caller"),
     ("mcp/connection.rs", "tokio::spawn(async move { over", "a subscription lives as long as its connection"),
     ("mcp/tool.rs", "tokio::spawn(", "following a list lives as long as the session"),
     ("mcp/connection.rs", "tokio::spawn(", "standard error is read as long as the program runs"),

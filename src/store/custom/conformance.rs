@@ -27,6 +27,7 @@ mod lists;
 mod names;
 mod ownership;
 mod records;
+mod schedules;
 mod searches;
 mod states;
 mod turns;
@@ -122,6 +123,8 @@ checks! {
         approvals_keep_their_age_and_expire, clock_is_that_of_the_records, turns_are_listed_by_age_and_labels, turns_of_an_owner_are_not_left,
         mark_is_returned_until_the_next_write, turn_is_removed_by_erase_and_delete;
     records: records_of_any_content_are_summed_up;
+    schedules: schedules_are_listed_by_time_and_labels, schedule_moves_only_from_its_stored_time,
+        schedules_of_a_turn_that_waits_are_not_due, schedules_are_deleted_with_their_conversation;
     damage: torn_write_is_dropped_completely, damage_is_reported_with_its_place;
     ownership: lease_excludes_other_owners, expired_lease_can_be_acquired_by_another, renew_returns_the_lost_leases,
         lease_of_a_deleted_conversation_is_invalid_for_a_later_one, delete_under_a_lease_requires_a_valid_lease,

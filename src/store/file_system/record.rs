@@ -58,9 +58,10 @@ pub(super) enum LogChange {
     Mark(EventId),
 }
 
-impl From<Change> for LogChange {
-    fn from(change: Change) -> Self {
-        match change {
+impl LogChange {
+    /// Returns the change as it is logged. A log has no place for schedules.
+    pub(super) fn of(change: Change) -> Result<Self, StoreError> {
+        Ok(match change {
             Change::Create(state) => Self::Create(state),
             Change::Commit(commit) => Self::Commit(commit),
             Change::State(change) => Self::State(change),
@@ -68,7 +69,8 @@ impl From<Change> for LogChange {
                 let erasure = LoggedErasure { erased, state: StoredState::default(), last_run: None };
                 Self::Erase(Box::new(erasure))
             }
-        }
+            Change::Schedule(_) => return Err(StoreError::unsupported("schedules")),
+        })
     }
 }
 

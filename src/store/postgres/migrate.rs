@@ -9,7 +9,7 @@ use crate::store::StoreError;
 
 /// The migrations. The first one creates the schema with the version [`FIRST`]. Each other one updates it to the next
 /// version.
-const MIGRATIONS: &[&str] = &[include_str!("migrations/1.sql")];
+const MIGRATIONS: &[&str] = &[include_str!("migrations/1.sql"), include_str!("migrations/2.sql")];
 /// The version of the schema after the first migration.
 const FIRST: i32 = 10;
 

@@ -38,6 +38,8 @@ pub(super) struct PostgresStatements {
     pub(super) renew: String,
     pub(super) renew_all: String,
     pub(super) release: String,
+    pub(super) schedule: String,
+    pub(super) unschedule: String,
 }
 
 /// The condition that the conversation has an owner. If the clock was set back so far that a lease would last for more
@@ -219,6 +221,31 @@ FROM {schema}.usage WHERE conversation = $1 ORDER BY version DESC, place DESC LI
 
 const LABEL_COUNT: &str = "
 SELECT count(*) FROM (SELECT FROM {schema}.labels WHERE name = $1 AND value = $2 LIMIT $3) AS labelled";
+
+/// Sets a schedule. If the write replaces a schedule with the time $3 and the number $4, changes nothing unless it is the
+/// stored one. The conversation is locked, because a schedule without it would violate a constraint.
+const SCHEDULE: &str = "
+WITH target AS (
+    SELECT key, version FROM {schema}.conversations WHERE id = $1 FOR KEY SHARE
+), replaced AS (
+    UPDATE {schema}.schedules SET due = $5, rev = $6, entry = $7
+    FROM target WHERE conversation = key AND name = $2 AND (due, rev) = ($3, $4::bigint) RETURNING name
+), added AS (
+    INSERT INTO {schema}.schedules (conversation, name, due, rev, entry)
+    SELECT key, $2::text, $5::bigint, $6::bigint, $7::text FROM target WHERE $3::bigint IS NULL
+    ON CONFLICT (conversation, name) DO UPDATE SET due = excluded.due, rev = excluded.rev, entry = excluded.entry
+)
+SELECT version, EXISTS (SELECT FROM replaced) FROM target";
+
+/// Removes a schedule, under the same condition.
+const UNSCHEDULE: &str = "
+WITH target AS (
+    SELECT key, version FROM {schema}.conversations WHERE id = $1
+), removed AS (
+    DELETE FROM {schema}.schedules USING target
+    WHERE conversation = key AND name = $2 AND ($3::bigint IS NULL OR (due, rev) = ($3, $4::bigint)) RETURNING name
+)
+SELECT version, EXISTS (SELECT FROM removed) FROM target";
 
 /// Deletes a conversation that still has this version, and keeps the sums of its usage. If another writer is faster, no
 /// row is deleted, because the usage of its write would be missing from the sums.
@@ -421,6 +448,8 @@ impl PostgresStatements {
             ),
             find: sql("SELECT key FROM {schema}.conversations WHERE id = $1"),
             delete: sql(DELETE),
+            schedule: sql(SCHEDULE),
+            unschedule: sql(UNSCHEDULE),
             acquire: sql(ACQUIRE),
             owner: sql(OWNER),
             renew: sql(RENEW),

@@ -4,7 +4,9 @@ use std::{collections::BTreeMap, sync::OnceLock, time::Duration};
 
 use tokio_postgres::types::ToSql;
 
-use super::{connect::PgConnection, error::PostgresOperationError, ledger, server::PostgresPools, turns};
+use super::{
+    connect::PgConnection, error::PostgresOperationError, ledger, schedules, server::PostgresPools, turns,
+};
 use crate::{
     store::{
         Change, ConversationId, Labels, Lease, StoreError, Version, Write, WriteId,
@@ -25,6 +27,9 @@ pub(super) async fn write(
     write: &Write,
     change: &Change,
 ) -> Result<Version, PostgresOperationError> {
+    if let Change::Schedule(change) = change {
+        return schedules::write(connection, server, id, change).await;
+    }
     let rows = RowChanges::of(id, change.clone())?;
     match change {
         Change::Create(_) => create(connection, server, id, write.id, &rows).await,

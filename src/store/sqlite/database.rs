@@ -25,7 +25,7 @@ const OLDEST: (i32, &str) = (3_051_003, "3.51.3");
 const APPLICATION: i32 = i32::from_be_bytes(*b"omni");
 /// The migrations. The first one creates the schema with the version [`FIRST`]. Each other one updates it to the next
 /// version.
-const MIGRATIONS: &[&str] = &[include_str!("migrations/1.sql")];
+const MIGRATIONS: &[&str] = &[include_str!("migrations/1.sql"), include_str!("migrations/2.sql")];
 /// The version of the schema after the first migration.
 const FIRST: usize = 10;
 /// The latest version of the schema.

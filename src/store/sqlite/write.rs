@@ -14,6 +14,7 @@ use super::{
     row::ConversationRowForWrite,
     search, turns,
 };
+pub(super) use crate::store::rows::millis;
 use crate::{
     message::{Content, Message, Timestamp},
     store::{
@@ -405,12 +406,6 @@ fn term(now: Timestamp, lease: &Lease, database: &SqliteDatabase) -> (i64, i64) 
     let lasts = lease.lasts.unwrap_or(database.lease).as_millis();
     let lasts = u64::try_from(lasts).unwrap_or(u64::MAX);
     (millis(Timestamp(now.0.saturating_add(lasts))), millis(Timestamp(lasts)))
-}
-
-/// Returns a time in the form in which it is stored. Times that are too large for the column are limited. No real clock
-/// reaches such times.
-pub(super) fn millis(time: Timestamp) -> i64 {
-    i64::try_from(time.0).unwrap_or(i64::MAX)
 }
 
 #[cfg(test)]

@@ -1,8 +1,8 @@
-//! The creation of the schema, which is the first migration.
+//! The creation of the schema, which is the first migration, and its update.
 
 use std::{fs, time::Duration};
 
-use omni_agent::store::{ConversationId, Listing, PostgresStore, Store, StoreError};
+use omni_agent::store::{ConversationId, Listing, PostgresStore, Store, StoreError, custom::Schedules};
 use tokio_postgres::Client;
 
 use super::server::{raw, url};
@@ -83,7 +83,7 @@ async fn creation_by_two_processes_at_once_happens_once() {
     holder.query_one(release, &[&lock]).await.unwrap();
     let store = opened.await.unwrap().unwrap();
     assert!(child.wait().unwrap().success());
-    assert_eq!(versions(&holder, &schema).await, [10]);
+    assert_eq!(versions(&holder, &schema).await, [10, 11]);
     assert_eq!(store.list(&Listing::default()).await.unwrap().len(), 1);
 }
 
@@ -117,15 +117,36 @@ async fn open_of_an_older_or_later_schema_is_rejected() {
     let (schema, client) = (unused(), raw(url).await);
     let builder = PostgresStore::builder(url).schema(&schema).connections(2);
     drop(builder.clone().open().await.unwrap());
-    for version in [1, 3, 9, 11] {
-        let change = format!("UPDATE \"{schema}\".migrations SET version = {version}");
+    for version in [1, 3, 9, 12] {
+        let change = format!(
+            "DELETE FROM \"{schema}\".migrations; INSERT INTO \"{schema}\".migrations (version) VALUES ({version})"
+        );
         client.batch_execute(&change).await.unwrap();
         match builder.clone().open().await {
-            Err(error @ StoreError::UnknownFormat { found, known: 10, .. }) => {
+            Err(error @ StoreError::UnknownFormat { found, known: 11, .. }) => {
                 assert_eq!((found, error.is_transient()), (version, false));
             }
             other => panic!("{other:?}"),
         }
         assert_eq!(versions(&client, &schema).await, [i32::try_from(version).unwrap()]);
     }
+}
+
+#[tokio::test]
+async fn open_of_the_schema_before_schedules_updates_it() {
+    let Some(url) = url() else { return };
+    let (schema, client) = (unused(), raw(url).await);
+    let open = || PostgresStore::builder(url).schema(&schema).connections(2).open();
+    let first = open().await.unwrap();
+    create(&first, &id("a")).await;
+    let before = first.load(&id("a")).await.unwrap();
+    drop(first);
+    let back =
+        format!("DROP TABLE \"{schema}\".schedules; DELETE FROM \"{schema}\".migrations WHERE version = 11");
+    client.batch_execute(&back).await.unwrap();
+    let store = open().await.unwrap();
+    assert_eq!(versions(&client, &schema).await, [10, 11]);
+    assert_eq!(store.load(&id("a")).await.unwrap(), before);
+    crate::support::schedule(&store, &id("a")).await;
+    assert_eq!(store.schedules(&Schedules::All, &Listing::default()).await.unwrap().schedules.len(), 1);
 }

@@ -1,8 +1,8 @@
-//! The creation of the schema, which is the first migration.
+//! The creation of the schema, which is the first migration, and its update.
 
 use std::io::{BufRead, BufReader, Read, Write as _};
 
-use omni_agent::store::{Listing, SqliteStore, Store, StoreError};
+use omni_agent::store::{Listing, SqliteStore, Store, StoreError, custom::Schedules};
 use rusqlite::{Batch, Connection, fallible_iterator::FallibleIterator};
 
 use super::{file, quick, raw};
@@ -66,17 +66,29 @@ async fn creation_by_two_processes_at_once_happens_once() {
 
 #[tokio::test]
 async fn open_of_an_older_or_later_schema_is_rejected() {
-    for version in [1, 2, 9, 11] {
+    for version in [1, 2, 9, 12] {
         let folder = Folder::new();
         create(&quick(&folder).await, &id("a")).await;
         raw(&folder).execute_batch(&format!("PRAGMA user_version = {version}")).unwrap();
         match SqliteStore::open(file(&folder)).await {
-            Err(error @ StoreError::UnknownFormat { found, known: 10, .. }) => {
+            Err(error @ StoreError::UnknownFormat { found, known: 11, .. }) => {
                 assert_eq!((found, error.is_transient()), (version, false));
             }
             other => panic!("{other:?}"),
         }
-        raw(&folder).execute_batch("PRAGMA user_version = 10").unwrap();
+        raw(&folder).execute_batch("PRAGMA user_version = 11").unwrap();
         quick(&folder).await.load(&id("a")).await.unwrap();
     }
+}
+
+#[tokio::test]
+async fn open_of_the_schema_before_schedules_updates_it() {
+    let folder = Folder::new();
+    create(&quick(&folder).await, &id("a")).await;
+    let before = quick(&folder).await.load(&id("a")).await.unwrap();
+    raw(&folder).execute_batch("DROP TABLE schedules; PRAGMA user_version = 10").unwrap();
+    let store = quick(&folder).await;
+    assert_eq!(store.load(&id("a")).await.unwrap(), before);
+    crate::support::schedule(&store, &id("a")).await;
+    assert_eq!(store.schedules(&Schedules::All, &Listing::default()).await.unwrap().schedules.len(), 1);
 }

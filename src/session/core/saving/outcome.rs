@@ -32,7 +32,8 @@ impl SessionCore {
             }
             (_, Change::Commit(_)) => (SavedPart::Record, None),
             (_, Change::Erase(_)) => (SavedPart::Tree, None),
-            (_, Change::Create(_) | Change::State(_)) => (SavedPart::State, None),
+            // A session changes no schedules.
+            (_, Change::Create(_) | Change::State(_) | Change::Schedule(_)) => (SavedPart::State, None),
         };
         match outcome {
             Ok(version) => {

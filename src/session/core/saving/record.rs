@@ -162,7 +162,7 @@ impl SaveTracker {
                 }
             }
             (_, Change::Create(_) | Change::Erase(_)) => self.flight = None,
-            (_, Change::State(_)) => {}
+            (_, Change::State(_) | Change::Schedule(_)) => {}
         }
     }
 }

@@ -179,7 +179,7 @@ impl App {
 
     fn behind(web: Web, manager: Manager, provider: ScriptedProvider) -> Self {
         let router = Router::new().nest("/agent", web.router()).nest("/api", web.ai_sdk());
-        let router = router.nest("/ag-ui", web.ag_ui());
+        let router = router.nest_service("/ag-ui", web.ag_ui());
         Self { manager, web, provider, router }
     }
 

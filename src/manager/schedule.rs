@@ -396,10 +396,10 @@ impl ScheduleSweeper {
         let permit = Arc::clone(&self.permits).acquire_owned().await.ok();
         let place = OpeningPlace { counts: Arc::clone(&self.counts), is_taken: AtomicBool::new(false) };
         let firing = Firing { inner: Arc::downgrade(inner), due, now, begun: Instant::now() };
-        let (started, starter, id) = (Arc::clone(inner), Arc::clone(&self.starter), key.0.clone());
+        let (manager, starter, id) = (Arc::clone(inner), Arc::clone(&self.starter), key.0.clone());
         self.running.insert(key.clone());
         let fired = async move {
-            let end = contained_async(firing.fire(started, starter, permit, place)).await;
+            let end = contained_async(firing.fire(manager, starter, permit, place)).await;
             (key, end.unwrap_or_else(|panic| Err(aborted(&id, &panic))))
         };
         // A firing belongs to no caller, so it has no span of a caller.

@@ -1,6 +1,9 @@
 //! Conversations that are longer than the context window of their model.
 
-use std::sync::{Arc, Mutex};
+use std::sync::{
+    Arc, Mutex,
+    atomic::{AtomicUsize, Ordering},
+};
 
 use omni_agent::{
     Agent,
@@ -187,13 +190,10 @@ async fn requests_after_each_compaction_contain_the_fact_of_turn_2_if_prompts_ar
 #[tokio::test(start_paused = true)]
 async fn turn_of_40_steps_behind_a_prompt_of_half_the_room_needs_at_most_10_summaries() {
     const WINDOW: u64 = 8_000;
-    let mut steps = 0;
-    let (provider, counts) = service(WINDOW, move |_, step| {
-        steps += 1;
-        match steps {
-            1..=40 => step.then_tool_use(&format!("u{steps}"), "read", json!({})).stop(),
-            _ => step.then_text(["Done."]).stop(),
-        }
+    let steps = AtomicUsize::new(0);
+    let (provider, counts) = service(WINDOW, move |_, step| match steps.fetch_add(1, Ordering::Relaxed) {
+        number @ 0..40 => step.then_tool_use(&format!("u{number}"), "read", json!({})).stop(),
+        _ => step.then_text(["Done."]).stop(),
     });
     let schema = Schema::new(json!({ "type": "object" })).unwrap();
     let read = tool_fn_with_schema("read", "Reads.", schema, async |_: Value, _: ToolContext| {

@@ -4,7 +4,7 @@
 //! the manager lists what is due by the store's clock, oldest first, and sleeps until the next time that it knows. Each
 //! firing is a task of three steps:
 //!
-//! 1. Accept: open the conversation, look for the prompt in the tree, and send it unless it is there. Its id is made of the
+//! 1. Accept: open the conversation, look for the prompt in the tree, and send it unless the tree has it. Its id is made of the
 //!    name, `rev` and `due`, so one session accepts it once.
 //! 2. Wait for the end of the prompt's run, and until the run is stored.
 //! 3. Move: set the next time, or remove the row, if `due` and `rev` are still the ones that were read.

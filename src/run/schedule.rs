@@ -30,9 +30,9 @@ const RESERVED: &str = "omni.";
 pub struct Schedule {
     /// The times at which the prompt is sent.
     pub timing: Timing,
-    /// The prompt. A schedule gives it an id at each time, in place of its own.
+    /// The prompt. It gets another id at each time.
     pub prompt: Prompt,
-    /// What happens with times that have passed without the prompt being sent.
+    /// The handling of times that have passed without the prompt being sent.
     #[serde(default, skip_serializing_if = "is_default")]
     pub missed: Missed,
 }
@@ -57,7 +57,7 @@ pub enum Timing {
     },
 }
 
-/// What happens with times of a [`Schedule`] that have passed without its prompt being sent: nobody was running, the
+/// The handling of times of a [`Schedule`] that have passed without its prompt being sent: no manager was running, the
 /// conversation was unavailable, or the run of an earlier time has taken until then.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -121,7 +121,7 @@ impl Schedule {
     }
 
     setters! {
-        /// Sets what happens with missed times. Defaults to [`Missed::Once`].
+        /// Sets how missed times are handled. Defaults to [`Missed::Once`].
         pub fn missed(self, missed: Missed) { self.missed = missed }
     }
 

@@ -141,7 +141,7 @@ impl RowChanges {
             Change::State(StateChange::Labels(labels)) => {
                 Ok(Self { labels: ColumnChange::Set(labels), ..Self::default() })
             }
-            // A schedule is no part of the content, so a store writes it on another way.
+            // A schedule does not belong to the content, so a store does not write it with these rows.
             Change::Schedule(_) => Err(StoreError::unsupported("schedules in a write of content")),
             Change::Erase(erased) => {
                 Ok(Self { head: ColumnChange::Set(erased.head), erased: Some(erased), ..Self::default() })

@@ -254,7 +254,8 @@ pub(super) fn check_prompt(prompt: &Prompt) -> Result<(), Problem> {
         return Err(Problem::invalid_prompt(detail));
     }
     if prompt.id.as_ref().is_some_and(PromptId::is_reserved) {
-        return Err(Problem::invalid_body(&"the id of the prompt is reserved for schedules; use another id"));
+        let detail = "The id of the prompt has the form of those of schedules; use another id.";
+        return Err(Problem::invalid_prompt(detail));
     }
     let is_allowed = |block: &Content| match block {
         Content::Text(text) => text.signature.is_none(),

@@ -407,7 +407,6 @@ async fn updates_of_sessions_fit_the_schema() {
     seen.append(&mut resync().await);
     seen.append(&mut restart().await);
     seen.append(&mut managed().await);
-    seen.append(&mut scheduled().await);
 
     let agent = UPDATES.tags("Event").into_iter().map(|tag| format!("agent.{tag}"));
     let session = UPDATES.tags("SessionEvent").into_iter().filter(|tag| tag != "agent");
@@ -522,6 +521,7 @@ async fn managed() -> BTreeSet<String> {
     watch.until("resync").await;
     manager.shutdown(SECOND).await.unwrap();
     while watch.next().await.is_some() {}
+    watch.seen.append(&mut scheduled().await);
 
     let all: BTreeSet<_> =
         UPDATES.tags("ManagerEvent").into_iter().chain(UPDATES.tags("ManagerUpdate")).collect();

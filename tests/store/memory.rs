@@ -73,7 +73,7 @@ impl Store for Forgetful {
 }
 
 #[tokio::test]
-#[should_panic(expected = "7 of 77 checks failed: create_repeated_returns_the_first_result, \
+#[should_panic(expected = "7 of 81 checks failed: create_repeated_returns_the_first_result, \
                            commit_repeated_returns_the_first_result, write_repeated_after_others_returns_the_first_result, \
                            write_with_a_dropped_future_is_all_or_nothing, \
                            attachment_of_a_repeated_commit_is_preserved, label_change_replaces_all_labels, \

@@ -149,6 +149,7 @@ impl Ledger {
         };
         match job {
             (_, Change::Create(_)) => return Err(format!("{job:?}, but the conversation exists")),
+            (_, Change::Schedule(_)) => return Err(format!("{job:?}, but a session changes no schedules")),
             (write, Change::Erase(_)) => {
                 ensure!(write.base == acked.version, "{write:?} does not build on {}", acked.version);
                 return Ok(());

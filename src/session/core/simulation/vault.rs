@@ -76,6 +76,7 @@ pub(super) fn untitled(state: &StoredState) -> StoredState {
 pub(super) fn with(stored: &mut Stored, job: &WriteJob) {
     match job {
         (_, Change::Create(_)) => unreachable!("the conversation exists"),
+        (_, Change::Schedule(_)) => unreachable!("a session changes no schedules"),
         (_, Change::Commit(commit)) => stored.commit(commit.clone()),
         (_, Change::State(change)) => stored.change_state(change.clone()),
         (_, Change::Erase(erased)) => stored.erase(erased),

@@ -327,7 +327,8 @@ async fn schedule_whose_conversation_cannot_be_opened_is_tried_again() {
     rig.overdue("r", HOUR, Schedule::at(Timestamp(1), "Go")).await;
     sleep(Duration::from_mins(1)).await;
     assert_eq!((attempts.load(Ordering::SeqCst), asked.lock().unwrap().len()), (4, 1));
-    assert_eq!((seen.lock().unwrap().clone(), rig.listed().await.len()), (vec!["r".to_owned(); 4], 0));
+    let causes = seen.lock().unwrap().clone();
+    assert_eq!((causes, rig.listed().await.len()), (vec!["r".to_owned(); 4], 0));
 }
 
 #[tokio::test(start_paused = true)]

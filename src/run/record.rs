@@ -139,7 +139,6 @@ impl TurnRecord {
     }
 
     /// Returns whether the turn waits only for decisions that can be made after a restart.
-    #[cfg(any(feature = "sqlite", feature = "postgres"))]
     pub(crate) fn only_waits(&self) -> bool {
         !self.waiting.is_empty() && self.waiting.iter().all(|waiting| waiting.survives)
     }

@@ -19,10 +19,7 @@ use omni_agent::{
     store::{
         ConversationId, FileSystemStore, Filter, Listing, MemoryStore, Page, Scheduled, Store, StoreError,
         TurnSummary,
-        custom::{
-            Change, ScheduleChange, ScheduleEntry, ScheduleList, Schedules, StoreTraits, StoredState, Turns,
-            Version, Write,
-        },
+        custom::{Change, ScheduleChange, ScheduleEntry, ScheduleList, Schedules, StoredState, Turns, Write},
     },
     subscription::Update,
     testing::{Gate, ScriptedProvider, Step},
@@ -392,7 +389,10 @@ async fn task_that_fires_ends_with_the_last_handle() {
 /// Two managers that share a store with leases.
 #[cfg(feature = "sqlite")]
 mod shared {
-    use omni_agent::store::Owner;
+    use omni_agent::store::{
+        Owner,
+        custom::{StoreTraits, Version},
+    };
 
     use super::*;
     use crate::{lives::in_a_life, stores::sqlite_with_leases};

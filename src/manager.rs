@@ -474,8 +474,7 @@ impl Manager {
     /// - [`ErrorKind::OpenElsewhere`](crate::ErrorKind::OpenElsewhere). Nothing is deleted.
     /// - [`ErrorKind::SubAgent`](crate::ErrorKind::SubAgent) for the conversation of a sub-agent whose call may be repeated,
     ///   because a repeated call would then do the task again. Nothing is deleted.
-    /// - The error of the store. The session is closed nevertheless. If the store has not responded to the write that
-    ///   creates the conversation, the conversation may still appear: delete it again.
+    /// - The error of the store. The session is closed nevertheless.
     pub async fn delete(&self, id: &ConversationId) -> Result<(), Error> {
         self.delete_if(id, ready(Ok(()))).await
     }

@@ -108,7 +108,10 @@ impl ManagerShared {
         let gone = id.clone();
         in_a_task(self.patience(), async move {
             let begun = Instant::now();
-            let is_settled = stop_to_delete(session, limit).await;
+            if let Some(session) = session {
+                // Unsaved changes would be deleted anyway, so an error does not matter.
+                let _ = session.stop_discarding(limit).await;
+            }
             // The session may have ended before its calls.
             inner.calls_left(&id, None, limit.saturating_sub(begun.elapsed())).await;
             let is_complete = !are_at_work && inner.registry().calls.entered() == entered;
@@ -125,7 +128,7 @@ impl ManagerShared {
                 }
                 Ok(())
             };
-            inner.delete_stored(&id, is_settled, first).await?;
+            inner.delete_stored(&id, first).await?;
             inner.registry().emit_deleted(&id);
             drop(claim);
             Ok(())
@@ -137,13 +140,14 @@ impl ManagerShared {
     /// Deletes the conversation of a sub-agent without those below it.
     async fn delete_one(self: &Arc<Self>, id: &ConversationId) -> Result<(), Error> {
         let (_claim, session) = self.claim(id).await;
-        // The end of its call has deleted it.
-        if session.is_none() && !self.is_stored(id).await {
-            return Ok(());
+        match session {
+            Some(session) => drop(session.stop_discarding(self.close_timeout).await),
+            // The end of its call has deleted it.
+            None if matches!(self.store.summary(id).await, Err(StoreError::NotFound { .. })) => return Ok(()),
+            None => {}
         }
-        let is_settled = stop_to_delete(session, self.close_timeout).await;
         self.calls_left(id, None, self.close_timeout).await;
-        self.delete_stored(id, is_settled, ready(Ok(()))).await?;
+        self.delete_stored(id, ready(Ok(()))).await?;
         self.registry().emit_deleted(id);
         Ok(())
     }
@@ -242,21 +246,12 @@ impl ManagerShared {
         }
     }
 
-    /// Returns `false` if the store has no conversation with this id.
-    async fn is_stored(&self, id: &ConversationId) -> bool {
-        !matches!(self.store.summary(id).await, Err(StoreError::NotFound { .. }))
-    }
-
-    /// Deletes a conversation that is not open, after `first`. Until then, no other process can open it. If its session
-    /// has not settled and the conversation is not in the store yet, fails: a write that creates the conversation may
-    /// still take effect.
+    /// Deletes a conversation that is not open, after `first`. Until then, no other process can open it.
     async fn delete_stored(
         &self,
         id: &ConversationId,
-        is_settled: bool,
         first: impl Future<Output = Result<(), Error>>,
     ) -> Result<(), Error> {
-        let may_appear = !is_settled && !self.is_stored(id).await;
         let tenure = match self.setup.acquire(&self.store, id).await {
             Ok(tenure) => tenure,
             // The conversation does not exist, but a crash may have left parts of it in the store, so let the store
@@ -270,13 +265,7 @@ impl ManagerShared {
         if let Some(tenure) = tenure {
             tenure.end(None).await;
         }
-        deleted?;
-        if may_appear {
-            return Err(
-                StoreError::failed(format!("deleting conversation {id}"), UnsettledCreationError).into()
-            );
-        }
-        Ok(())
+        Ok(deleted?)
     }
 
     /// Sets the title or the labels of a conversation that is not open in this manager. If another manager or process
@@ -390,18 +379,6 @@ impl ManagerShared {
         failed
     }
 }
-
-/// Ends a session whose conversation is deleted next. Returns `false` if a write of the session has no result yet, and may
-/// take effect after the end.
-async fn stop_to_delete(session: Option<Session>, limit: Duration) -> bool {
-    let Some(session) = session else { return true };
-    let stopped = session.stop_discarding(limit).await;
-    stopped.err().is_none_or(|error| error.kind() != ErrorKind::Unsaved)
-}
-
-#[derive(Debug, thiserror::Error)]
-#[error("the write that creates it has no result and may still take effect; delete the conversation again")]
-struct UnsettledCreationError;
 
 /// Returns the outcome of a task. If the task panicked, this panics too.
 fn or_panic<T>(outcome: Result<Option<T>, JoinError>) -> Option<T> {

@@ -56,6 +56,7 @@ use crate::{
         Change, ConversationId, Filter, Listing, MAX_SCHEDULES, Page, Position, ScheduleChange,
         ScheduleEntry, ScheduleList, Scheduled, Schedules, StoreError, Write,
     },
+    subscription::EndReason,
     sync::lock,
     time::{SHORTEST_INTERVAL, moment_after},
 };
@@ -70,8 +71,9 @@ impl Manager {
     /// this name is replaced.
     ///
     /// Any manager with a [starter](super::ManagerBuilder::starter) that shares the store sends the prompt. Without a
-    /// starter, this manager only stores the schedule. The starter gets the cause [`WakeCause::Schedule`]. If the
-    /// conversation is open in another process, that process sends the prompt. If a run is active, the prompt is staged.
+    /// starter, or with a [sweep](super::Sweep) that is off, this manager only stores the schedule. The starter gets the
+    /// cause [`WakeCause::Schedule`]. If the conversation is open in another process, only that process can send the
+    /// prompt, so it needs a starter, too. If a run is active, the prompt is staged.
     /// If the prompt is refused for good, the event [`NotFired`](super::ManagerEvent::NotFired) reports it, and the
     /// schedule continues with its next time.
     ///
@@ -198,6 +200,8 @@ fn check_prompt(prompt: &Prompt) -> Result<(), Error> {
         return Err(Error::new(ErrorKind::InvalidPrompt, text));
     }
     prompt.check()?;
+    // While a run is active, the prompt is staged.
+    prompt.check_staged().map_err(|error| Error::new(ErrorKind::InvalidPrompt, error.to_string()))?;
     if prompt.content.is_blank() { Err(Error::empty_prompt()) } else { Ok(()) }
 }
 
@@ -208,8 +212,20 @@ type FiringKey = (ConversationId, String, u32);
 enum FiringEnd {
     /// The row has moved, or belongs to a newer schedule. Contains the time until the next firing, if there is one.
     Moved(Option<Duration>),
-    /// Nothing was done, because another process is responsible, or no place is free.
+    /// Nothing was done, because no place is free, or because of a shutdown.
     Left,
+    /// Nothing was done, because another process is responsible.
+    Elsewhere,
+}
+
+/// What became of a schedule on the list.
+enum Considered {
+    /// It is fired, or needs nothing now.
+    Done,
+    /// Its next time is this far ahead.
+    Later(Duration),
+    /// Too many firings have prompts that are not accepted yet.
+    Full,
 }
 
 /// The places for conversations that firings open.
@@ -217,7 +233,7 @@ enum FiringEnd {
 struct OpeningCounts {
     /// The number of openings that have a place and have not returned.
     opening: usize,
-    /// The number of openings that the current sweep has begun.
+    /// The number of openings that the current sweep has begun, without those of other processes.
     opened: usize,
     /// The number of requests that could start at the beginning of the sweep.
     room: usize,
@@ -239,6 +255,14 @@ impl OpeningPlace {
             counts.opened += 1;
         }
         has_room
+    }
+
+    /// Lets the sweep open another conversation, because another process has this one.
+    fn give_back(&self) {
+        if self.is_taken.load(Ordering::Relaxed) {
+            let mut counts = lock(&self.counts);
+            counts.opened = counts.opened.saturating_sub(1);
+        }
     }
 }
 
@@ -264,6 +288,8 @@ struct ScheduleSweeper {
     failures: HashMap<FiringKey, (u32, Instant)>,
     /// A permit for each prompt that has not been accepted yet.
     permits: Arc<Semaphore>,
+    /// Whether a sweep has ended because no permit was free. The next free one begins another sweep.
+    is_full: Arc<AtomicBool>,
     counts: Arc<Mutex<OpeningCounts>>,
 }
 
@@ -289,6 +315,7 @@ impl ManagerShared {
             running: HashSet::new(),
             failures: HashMap::new(),
             permits: Arc::new(Semaphore::new(PARALLEL)),
+            is_full: Arc::default(),
             counts: Arc::default(),
         };
         // The task belongs to no caller, so it has no span of a caller.
@@ -347,36 +374,51 @@ impl ScheduleSweeper {
             (counts.opened, counts.room) = (0, inner.limits.room());
         }
         let horizon = Schedules::Within(self.every.saturating_mul(2));
-        let mut seen = 0;
+        let (mut seen, mut wait) = (0, with_jitter(self.every));
         loop {
             let page = Page { after: self.after.take(), ..Page::first(PAGE) };
             let listing = inner.checked((inner.recovery.sweep.filter.clone(), page))?;
+            let begun = Instant::now();
             let list = in_time(inner, inner.store.schedules(&horizon, &listing)).await?;
             let after = list.schedules.last().filter(|_| list.schedules.len() >= PAGE).map(Position::from);
             seen += list.schedules.len();
             for due in list.schedules {
                 if due.due > list.now {
-                    return Ok(due.due.since(list.now).min(with_jitter(self.every)));
+                    return Ok(wait.min(due.due.since(list.now)));
                 }
-                self.consider(inner, due, list.now).await;
+                match self.consider(inner, due, list.now, begun).await {
+                    Considered::Done => {}
+                    Considered::Later(time) => wait = wait.min(time),
+                    // The list would be old when a permit is free, so the next sweep reads it again.
+                    Considered::Full => {
+                        self.after = listing.page.after;
+                        return Ok(wait);
+                    }
+                }
             }
             self.after = after;
             if self.after.is_none() || seen >= MOST_PER_SWEEP {
-                return Ok(with_jitter(self.every));
+                return Ok(wait);
             }
         }
     }
 
     /// Begins to fire a schedule that is due, unless there is a reason not to.
-    async fn consider(&mut self, inner: &Arc<ManagerShared>, mut due: Scheduled, now: Timestamp) {
+    async fn consider(
+        &mut self,
+        inner: &Arc<ManagerShared>,
+        mut due: Scheduled,
+        now: Timestamp,
+        begun: Instant,
+    ) -> Considered {
         let key = (due.id.clone(), due.name.clone(), due.rev);
         let waits = self.failures.get(&key).is_some_and(|(_, next)| Instant::now() < *next);
         if waits || self.running.contains(&key) || !due.schedule.is_computable() {
-            return;
+            return Considered::Done;
         }
         if let Some(problem) = &due.damage {
             tracing::warn!(id = %due.id, name = due.name, problem, "a schedule can't be read, so it is not fired");
-            return;
+            return Considered::Done;
         }
         if let Missed::Skip(late) = due.schedule.missed
             && now.since(due.due) > late
@@ -385,17 +427,25 @@ impl ScheduleSweeper {
             let moved = in_time(inner, inner.change_schedule(&due.id, moved(&due, next))).await;
             match (moved, next) {
                 (Ok(()), Some(next)) if next <= now => due.due = next,
-                (Ok(()) | Err(StoreError::Conflict { .. } | StoreError::NotFound { .. }), _) => return,
+                (Ok(()), Some(next)) => return Considered::Later(next.since(now)),
+                (Ok(()) | Err(StoreError::Conflict { .. } | StoreError::NotFound { .. }), _) => {
+                    return Considered::Done;
+                }
                 (Err(error), _) => {
                     self.ended(key, Err(error.into()));
-                    return;
+                    return Considered::Done;
                 }
             }
         }
-        // The semaphore is never closed.
-        let permit = Arc::clone(&self.permits).acquire_owned().await.ok();
+        let permit = Arc::clone(&self.permits).try_acquire_owned().or_else(|_| {
+            // A permit that becomes free from here on begins a sweep. One may have become free before.
+            self.is_full.store(true, Ordering::SeqCst);
+            Arc::clone(&self.permits).try_acquire_owned()
+        });
+        let Ok(permit) = permit else { return Considered::Full };
         let place = OpeningPlace { counts: Arc::clone(&self.counts), is_taken: AtomicBool::new(false) };
-        let firing = Firing { inner: Arc::downgrade(inner), due, now, begun: Instant::now() };
+        let is_full = Arc::clone(&self.is_full);
+        let firing = Firing { inner: Arc::downgrade(inner), due, now, begun, is_full };
         let (manager, starter, id) = (Arc::clone(inner), Arc::clone(&self.starter), key.0.clone());
         self.running.insert(key.clone());
         let fired = async move {
@@ -404,29 +454,36 @@ impl ScheduleSweeper {
         };
         // A firing belongs to no caller, so it has no span of a caller.
         self.tasks.spawn(fired);
+        Considered::Done
     }
 
     /// Notes the end of a firing, and returns the time until the next sweep that it needs.
     fn ended(&mut self, key: FiringKey, end: Result<FiringEnd, Error>) -> Option<Duration> {
         self.running.remove(&key);
-        let now = Instant::now();
-        if self.failures.len() >= MOST_FAILURES {
-            self.failures.retain(|_, (_, next)| *next > now);
-        }
-        match end {
+        let before = self.failures.get(&key).map_or(0, |(count, _)| *count);
+        let again = before.saturating_add(1);
+        let (count, wait) = match end {
             Ok(FiringEnd::Moved(next)) => {
                 self.failures.remove(&key);
                 return next;
             }
             // The next sweep looks again.
-            Ok(FiringEnd::Left) => self.failures.insert(key, (0, now + self.every / 2)),
+            Ok(FiringEnd::Left) => (before, self.every / 2),
+            // Schedules of other processes must not keep this one from its own.
+            Ok(FiringEnd::Elsewhere) => (again, self.every.saturating_mul(1 << again.min(3)) / 2),
             Err(error) => {
                 let error = error_chain(&error);
                 tracing::warn!(id = %key.0, name = key.1, error, "a schedule could not be fired; it is tried again");
-                let count = self.failures.get(&key).map_or(1, |(count, _)| count.saturating_add(1));
-                self.failures.insert(key, (count, now + delay(count, LONGEST_BETWEEN_FAILURES)))
+                (again, delay(again, LONGEST_BETWEEN_FAILURES))
             }
         };
+        if self.failures.len() >= MOST_FAILURES && !self.failures.contains_key(&key) {
+            let now = Instant::now();
+            self.failures.retain(|_, (_, next)| *next > now);
+        }
+        if self.failures.len() < MOST_FAILURES || self.failures.contains_key(&key) {
+            self.failures.insert(key, (count, moment_after(wait)));
+        }
         None
     }
 }
@@ -439,6 +496,8 @@ struct Firing {
     now: Timestamp,
     /// The same time, by the clock of the process.
     begun: Instant,
+    /// Whether a sweep waits for a permit.
+    is_full: Arc<AtomicBool>,
 }
 
 impl Firing {
@@ -446,35 +505,47 @@ impl Firing {
         self,
         inner: Arc<ManagerShared>,
         starter: Arc<OpenerFn>,
-        permit: Option<OwnedSemaphorePermit>,
+        permit: OwnedSemaphorePermit,
         place: OpeningPlace,
     ) -> Result<FiringEnd, Error> {
         let (store, shutting) = (Arc::clone(&inner.store), inner.shutting.clone());
         let prompt = PromptId::of_schedule(&self.due.name, self.due.rev, self.due.due);
-        let limit = inner.recovery.timeout;
-        let accepted = timeout(limit, self.accept(&inner, starter, place, &prompt)).await;
+        let (limit, place) = (inner.recovery.timeout, Arc::new(place));
+        let accepted = timeout(limit, self.accept(&inner, starter, &place, &prompt)).await;
         drop(permit);
+        if self.is_full.swap(false, Ordering::SeqCst) {
+            inner.recovery.scheduled.notify_one();
+        }
         let late = || aborted(&self.due.id, &format!("the prompt was not accepted within {limit:?}"));
         match accepted.unwrap_or_else(|_| Err(late())) {
-            Ok(session) => {
-                // A run can take days, and does not keep the manager.
-                drop(inner);
+            Ok((session, None)) => {
+                // A run can take days. It keeps neither the manager nor the place of the opening.
+                drop((inner, place));
                 match session.outcome(prompt).await {
                     // The prompt was in the tree, or was withdrawn or returned unused.
                     Err(error) if error.kind() != ErrorKind::UnknownPrompt => return Err(error),
-                    _ => session.flush(STORING).await?,
+                    _ => stored(&session).await?,
                 }
             }
-            Err(error) if is_for_others(&error) => return Ok(FiringEnd::Left),
-            Err(error) if is_final(&error) => inner.report_not_fired(&self.due, &error),
-            Err(error) => return Err(error),
+            Ok((_, Some(error))) => inner.report_not_fired(&self.due, &error),
+            Err(error) => {
+                return match error.kind() {
+                    ErrorKind::OpenElsewhere | ErrorKind::NotFound => {
+                        place.give_back();
+                        Ok(FiringEnd::Elsewhere)
+                    }
+                    ErrorKind::NotOpened | ErrorKind::ShutDown => Ok(FiringEnd::Left),
+                    _ => Err(error),
+                };
+            }
         }
         if shutting.is_cancelled() {
             return Ok(FiringEnd::Left);
         }
         let next = self.due.schedule.next(self.due.due, self.now);
         let change = Change::schedule(moved(&self.due, next));
-        match store.write(&self.due.id, &Write::first(), &change).await {
+        let written = timeout(limit, store.write(&self.due.id, &Write::first(), &change)).await;
+        match written.unwrap_or_else(|_| Err(too_late(limit))) {
             Ok(_) => {
                 let wait = |next: Timestamp| next.since(self.now).saturating_sub(self.begun.elapsed());
                 Ok(FiringEnd::Moved(next.map(wait)))
@@ -484,15 +555,16 @@ impl Firing {
         }
     }
 
-    /// Sends the prompt, unless the conversation has it.
+    /// Sends the prompt, unless the conversation has it. Returns the error if the prompt can never be accepted. An error of
+    /// the opening says nothing about the prompt.
     async fn accept(
         &self,
         inner: &Arc<ManagerShared>,
         starter: Arc<OpenerFn>,
-        place: OpeningPlace,
+        place: &Arc<OpeningPlace>,
         id: &PromptId,
-    ) -> Result<Session, Error> {
-        let manager = Weak::clone(&self.inner);
+    ) -> Result<(Session, Option<Error>), Error> {
+        let (manager, place) = (Weak::clone(&self.inner), Arc::clone(place));
         let opener = move |wake: &Wake| {
             let options = starter(wake)?;
             manager.upgrade().is_some_and(|inner| place.take(&inner)).then(|| options.subscribe(None))
@@ -502,10 +574,14 @@ impl Firing {
         let send = |session: Session| {
             let (prompt, message) = (prompt.clone(), id.clone().into());
             async move {
-                if session.tree().await?.find(&message).is_none() {
-                    session.prompt(prompt).await?;
+                if session.tree().await?.find(&message).is_some() {
+                    return Ok((session, None));
                 }
-                Ok(session)
+                match session.prompt(prompt).await {
+                    Ok(_) => Ok((session, None)),
+                    Err(error) if is_final(&error) => Ok((session, Some(error))),
+                    Err(error) => Err(error),
+                }
             }
         };
         let cause = WakeCause::Schedule { name: self.due.name.clone(), due: self.due.due };
@@ -525,18 +601,24 @@ async fn in_time<T>(
     answer: impl Future<Output = Result<T, StoreError>>,
 ) -> Result<T, StoreError> {
     let limit = inner.recovery.timeout;
-    timeout(limit, answer).await.unwrap_or_else(|_| {
-        let late = io::Error::new(io::ErrorKind::TimedOut, format!("no answer within {limit:?}"));
-        Err(StoreError::failed("sweep the schedules", late))
-    })
+    timeout(limit, answer).await.unwrap_or_else(|_| Err(too_late(limit)))
 }
 
-/// Returns whether another process fires the schedule, or nobody does.
-fn is_for_others(error: &Error) -> bool {
-    matches!(
-        error.kind(),
-        ErrorKind::OpenElsewhere | ErrorKind::NotOpened | ErrorKind::ShutDown | ErrorKind::NotFound
-    )
+fn too_late(limit: Duration) -> StoreError {
+    let late = io::Error::new(io::ErrorKind::TimedOut, format!("no answer within {limit:?}"));
+    StoreError::failed("sweep the schedules", late)
+}
+
+/// Waits until the session has stored what it has. If somebody has closed it in the meantime, this is its last act.
+async fn stored(session: &Session) -> Result<(), Error> {
+    let Err(error) = session.flush(STORING).await else { return Ok(()) };
+    if error.kind() != ErrorKind::Ended {
+        return Err(error);
+    }
+    match timeout(STORING, session.ended()).await {
+        Ok(end) if end.reason == EndReason::Stopped => session.stop(STORING).await,
+        _ => Err(error),
+    }
 }
 
 /// Returns whether the same prompt is never accepted. A model that is unknown may be known to the next version.

@@ -149,7 +149,10 @@ impl Schedule {
 
     /// Returns whether this process can compute the times.
     pub(crate) fn is_computable(&self) -> bool {
-        cfg!(feature = "cron") || !matches!(self.timing, Timing::Cron { .. })
+        match &self.timing {
+            Timing::Cron { pattern, zone } => cron::next(pattern, zone, Timestamp(0)).is_ok(),
+            _ => true,
+        }
     }
 }
 

@@ -1,6 +1,7 @@
 //! Schedules: prompts that a manager sends at set times.
 
 use std::{
+    error::Error,
     sync::{
         Arc, Mutex,
         atomic::{AtomicUsize, Ordering},
@@ -11,7 +12,7 @@ use std::{
 use async_trait::async_trait;
 use omni_agent::{
     ErrorKind,
-    agent::{Agent, Durable},
+    agent::{Agent, AgentCallbacks, Durable, State, StateEdit},
     manager::{Manager, ManagerBuilder, ManagerEvent, OpenOptions, Sweep, WakeCause},
     message::{Message, Role, Timestamp},
     provider::Options,
@@ -24,6 +25,7 @@ use omni_agent::{
     subscription::Update,
     testing::{Gate, ScriptedProvider, Step},
 };
+use serde_json::json;
 use tokio::time::{Instant, sleep};
 
 use crate::stores::id;
@@ -384,6 +386,99 @@ async fn task_that_fires_ends_with_the_last_handle() {
     sleep(HOUR).await;
     let list = store.schedules(&Schedules::All, &Listing::default()).await.unwrap();
     assert_eq!((list.schedules.len(), asked.lock().unwrap().len()), (1, 1), "nobody has moved the schedule");
+}
+
+#[tokio::test(start_paused = true)]
+async fn schedule_whose_starter_has_invalid_settings_stays_until_they_are_valid() {
+    let (attempts, asked, gate) = (AtomicUsize::new(0), Arc::<Mutex<Vec<u64>>>::default(), Gate::new());
+    open(&gate);
+    let (log, passes, begun) = (Arc::clone(&asked), gate.clone(), Instant::now());
+    let rig = Rig::with(Duration::from_secs(1), move |builder| {
+        builder.starter(move |_| match attempts.fetch_add(1, Ordering::SeqCst) {
+            0 => {
+                let model = ScriptedProvider::new([]).model();
+                Some(OpenOptions::new(Agent::builder().model(model).max_steps(0)))
+            }
+            _ => Some(options(&log, &passes, begun)),
+        })
+    })
+    .await;
+    rig.manager.close(&id("a")).await.unwrap();
+    rig.overdue("r", HOUR, Schedule::at(Timestamp(1), "Go")).await;
+    sleep(Duration::from_mins(1)).await;
+    assert_eq!((asked.lock().unwrap().len(), rig.listed().await.len()), (1, 0));
+}
+
+#[tokio::test(start_paused = true)]
+async fn time_after_a_skipped_one_is_not_missed() {
+    let rig = Rig::new(HOUR).await;
+    let every = Schedule::every(Duration::from_mins(10), "Go").missed(Missed::Skip(Duration::from_mins(1)));
+    rig.overdue("r", Duration::from_mins(55), every).await;
+    // This wakes the sweep.
+    let far = Timestamp(rig.store.now().0 + 10 * 3_600_000);
+    rig.manager.schedule(&id("a"), "far", Schedule::at(far, "Go")).await.unwrap();
+    sleep(Duration::from_mins(6)).await;
+    assert_eq!(rig.asked().len(), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn schedule_that_waits_for_slow_openings_can_be_removed() {
+    let rig = Rig::with(Duration::from_secs(1), |builder| {
+        builder.recovery_timeout(Duration::from_mins(1)).starter(|_| {
+            let model = ScriptedProvider::new([Step::text("Done.")]).model();
+            Some(OpenOptions::new(Agent::builder().model(model).callbacks(NeverReady)))
+        })
+    })
+    .await;
+    for number in 0..16 {
+        let slow = id(&format!("slow-{number}"));
+        rig.store.write(&slow, &Write::first(), &Change::create(StoredState::default())).await.unwrap();
+        set(&rig.store, &slow, "r", Timestamp(1), Schedule::at(Timestamp(1), "Go")).await;
+    }
+    open(&rig.gate);
+    set(&rig.store, &id("a"), "r", Timestamp(2), Schedule::at(Timestamp(2), "Go")).await;
+    sleep(Duration::from_secs(5)).await;
+    assert!(rig.manager.unschedule(&id("a"), "r").await.unwrap());
+    sleep(Duration::from_mins(3)).await;
+    assert_eq!(rig.asked().len(), 0);
+}
+
+/// Callbacks whose `init` never returns.
+struct NeverReady;
+
+#[async_trait]
+impl AgentCallbacks for NeverReady {
+    async fn init(&mut self, _: &mut StateEdit, _: &State) -> Result<(), Box<dyn Error + Send + Sync>> {
+        std::future::pending().await
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn schedule_whose_times_cannot_be_computed_here_stays() {
+    let rig = Rig::new(Duration::from_secs(1)).await;
+    let cron = json!({ "cron": { "pattern": "0 9 * * *", "zone": "Mars/North" } });
+    let prompt = serde_json::to_value(Prompt::new("Go")).unwrap();
+    let schedule = serde_json::from_value(json!({ "timing": cron, "prompt": prompt })).unwrap();
+    rig.overdue("r", HOUR, schedule).await;
+    sleep(Duration::from_mins(1)).await;
+    assert_eq!((rig.asked().len(), rig.listed().await.len()), (0, 1));
+}
+
+#[tokio::test(start_paused = true)]
+async fn schedule_whose_run_is_ended_by_a_close_is_not_sent_again() {
+    let (asked, gate, begun) = (Arc::<Mutex<Vec<u64>>>::default(), Gate::new(), Instant::now());
+    let (log, passes) = (Arc::clone(&asked), gate.clone());
+    let rig = Rig::with(Duration::from_secs(1), move |builder| {
+        builder.starter(move |_| Some(options(&log, &passes, begun).durable(Durable::Turns)))
+    })
+    .await;
+    rig.manager.close(&id("a")).await.unwrap();
+    rig.overdue("r", HOUR, Schedule::at(Timestamp(1), "Go")).await;
+    sleep(Duration::from_secs(3)).await;
+    assert_eq!(asked.lock().unwrap().len(), 1);
+    rig.manager.close(&id("a")).await.unwrap();
+    sleep(Duration::from_mins(1)).await;
+    assert_eq!((asked.lock().unwrap().len(), rig.listed().await.len()), (1, 0));
 }
 
 /// Two managers that share a store with leases.

@@ -232,10 +232,15 @@ fn calls_that_repeat_their_id_and_name_with_the_same_arguments_count_once() {
         vec!["{\"x\":1}", "\n"],
         vec!["{\"x\"", "{\"x\":1}", "{\"x\":1}"],
         vec!["{}", "{\"x\":1}"],
+        vec!["{\"x\":1}", "{\"x\": 1}"],
+        vec!["{\"x\":1}", " {\"x\":1}"],
+        vec!["{\"x\":1}\n", "{\"x\":1}"],
     ] {
         let chunks: Vec<Value> = pieces.iter().map(|arguments| f(arguments)).collect();
-        let made = made(&chunks);
-        assert_eq!((made.len(), made[0].0.as_str(), made[0].1.as_str()), (1, "a", "f"), "{pieces:?}");
+        assert_eq!(made(&chunks).len(), 1, "{pieces:?}");
+        if pieces[1].contains('x') {
+            assert_eq!(made(&chunks), [call("a", "f", json!({"x": 1}))], "{pieces:?}");
+        }
     }
 }
 

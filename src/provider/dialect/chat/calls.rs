@@ -7,6 +7,7 @@
 
 use std::borrow::Cow;
 
+use crc32fast::Hasher;
 use serde_json::Value;
 
 use crate::{
@@ -339,6 +340,7 @@ impl ChatCall {
             self.received.bytes() > 0
                 && !is_empty_object(arguments)
                 && self.received.rest(&fragment.arguments).is_none()
+                && !self.json.is_same(arguments)
         };
         is_whole && has_ended && (*fragment.name != *self.name || differs())
     }
@@ -372,6 +374,8 @@ impl ChatCall {
             self.json.feed(&rest);
             self.received.add(&rest);
             return Cow::Owned(rest);
+        } else if text.starts_with('{') && self.json.last == b'}' && self.json.is_same(text) {
+            return Cow::Borrowed("");
         }
         self.json.feed(&arguments);
         self.received.add(&arguments);
@@ -388,11 +392,14 @@ struct JsonNesting {
     in_string: bool,
     escaped: bool,
     begun: bool,
+    /// The digest of the text without white space outside of strings.
+    compact: Hasher,
 }
 
 impl JsonNesting {
     fn feed(&mut self, text: &str) {
-        for byte in text.bytes() {
+        let mut from = 0;
+        for (at, byte) in text.bytes().enumerate() {
             match byte {
                 _ if self.escaped => self.escaped = false,
                 b'\\' if self.in_string => self.escaped = true,
@@ -400,7 +407,11 @@ impl JsonNesting {
                 _ if self.in_string => {}
                 b'{' | b'[' => self.depth = self.depth.saturating_add(1),
                 b'}' | b']' => self.depth = self.depth.saturating_sub(1),
-                b' ' | b'\t' | b'\r' | b'\n' => continue,
+                b' ' | b'\t' | b'\r' | b'\n' => {
+                    self.compact.update(&text.as_bytes()[from..at]);
+                    from = at + 1;
+                    continue;
+                }
                 _ => {}
             }
             if !self.in_string {
@@ -408,6 +419,14 @@ impl JsonNesting {
             }
             self.begun = true;
         }
+        self.compact.update(&text.as_bytes()[from..]);
+    }
+
+    /// Returns whether the text is the same JSON, apart from white space.
+    fn is_same(&self, text: &str) -> bool {
+        let mut other = Self::default();
+        other.feed(text);
+        self.is_complete() && other.compact.finalize() == self.compact.clone().finalize()
     }
 
     fn begun(&self) -> bool {

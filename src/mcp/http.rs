@@ -127,7 +127,9 @@ pub(super) fn refusal(error: &DynamicTransportError, settings: &McpSettings) -> 
         McpHttpError::InsufficientScope(_) => return Some(settings.refused("HTTP 403 Forbidden")),
         McpHttpError::HttpStatus(error) => return Some(settings.refused(&error.to_string())),
         failure if is_unauthorized(failure) => (None, None),
-        McpHttpError::UnexpectedServerResponse(text) if text.starts_with("HTTP ") || is_unreadable(text) => {
+        McpHttpError::UnexpectedServerResponse(text)
+            if text.starts_with("HTTP ") || text.starts_with(REDIRECTED) || is_unreadable(text) =>
+        {
             return Some(settings.refused(text));
         }
         _ => return None,
@@ -202,12 +204,16 @@ async fn readable_answer(request: RequestBuilder) -> Result<StreamableHttpPostRe
     Ok(StreamableHttpPostResponse::Json(serde_json::from_slice(&text)?, None))
 }
 
+/// The beginning of the text about a redirect that is not followed.
+const REDIRECTED: &str = "the redirect is not followed: ";
+
 /// Removes the URL, whose query may contain secrets, because rmcp logs the error. The reason why a redirect is not
 /// followed becomes part of the text, because rmcp's error does not name its cause.
 fn without_url(failure: McpHttpError) -> McpHttpError {
     match failure {
         McpHttpError::Client(error) if error.is_redirect() => {
-            McpHttpError::UnexpectedServerResponse(error_chain(&error.without_url()).into())
+            let reason = error_chain(&error.without_url());
+            McpHttpError::UnexpectedServerResponse(format!("{REDIRECTED}{reason}").into())
         }
         McpHttpError::Client(error) => McpHttpError::Client(error.without_url()),
         other => other,

@@ -168,7 +168,7 @@ impl ServerConnection {
         self.settings.lost("; the client was closed".to_owned())
     }
 
-    /// Returns all pages of the tool list. A server that does not declare tools has none, and is not asked.
+    /// Returns all pages of the tool list. A server that does not declare tools and refuses the request has none.
     pub(super) async fn list(&self) -> Result<ListedTools, McpError> {
         let limit = self.settings.connect_limit;
         timeout(limit, self.pages()).await.unwrap_or_else(|_| Err(self.settings.timed_out(limit)))
@@ -176,9 +176,8 @@ impl ServerConnection {
 
     async fn pages(&self) -> Result<ListedTools, McpError> {
         let connection = self.connection().await?;
-        if connection.peer().peer_info().is_some_and(|info| info.capabilities.tools.is_none()) {
-            return Ok(ListedTools::default());
-        }
+        let declares_none =
+            connection.peer().peer_info().is_some_and(|info| info.capabilities.tools.is_none());
         let refused = |reason| Err(self.settings.refused(reason));
         let mut listed = ListedTools::default();
         let mut cursor: Option<String> = None;
@@ -198,7 +197,12 @@ impl ServerConnection {
                 guard.disarm();
                 answer
             };
-            let mut page = match self.answered(&connection, answer.await).await? {
+            let answer = answer.await;
+            // Some servers have tools and declare none.
+            if declares_none && matches!(answer, Err(ServiceError::McpError(_))) {
+                return Ok(listed);
+            }
+            let mut page = match self.answered(&connection, answer).await? {
                 ServerResult::ListToolsResult(page) => serde_json::to_value(page).unwrap_or_default(),
                 // If rmcp can't read one of the tools, it returns the whole page as a custom result.
                 ServerResult::CustomResult(page) => page.0,

@@ -27,6 +27,8 @@ const LONGEST: usize = 256 * 1024;
 #[derive(Deserialize, JsonSchema)]
 pub(super) struct AskInput {
     /// The id of the conversation to continue. Without it, a new conversation begins.
+    // A model that names the member in another usual way must not begin a new conversation.
+    #[serde(alias = "conversation_id", alias = "conversationId")]
     pub(super) conversation: Option<String>,
     /// The message to the agent.
     pub(super) prompt: String,

@@ -1,5 +1,7 @@
 //! Reads a posted request: the user's newest message, and the part of the conversation that the response shows.
 
+use std::collections::HashSet;
+
 use serde::Deserialize;
 use serde_json::Value;
 
@@ -171,27 +173,27 @@ impl AiSdkPostedMessage {
         self.parts.iter().filter_map(|part| Some((part, part.get("state")?.as_str()?)))
     }
 
-    /// Reads the decisions about the tool uses whose ids and inputs are the given ones. The last decision about an id
-    /// counts.
+    /// Reads the decisions about the tool uses whose ids and inputs are the given ones. The last part with an id counts.
     fn decisions(&self, fits: impl Fn(&ToolUseId, &Value) -> bool) -> Vec<(ToolUseId, Decision)> {
-        let decision = |part: &Value| {
-            let approval = part.get("approval")?;
-            let decision = if approval.get("approved")?.as_bool()? {
-                Decision::Execute
-            } else {
-                let reason = approval.get("reason").and_then(Value::as_str);
-                Decision::reject(reason.unwrap_or("The user denied this use."))
+        // If a later step has used an id again, clients mark the part of the earlier step too.
+        let (mut seen, mut decisions) = (HashSet::new(), Vec::new());
+        for part in self.parts.iter().rev() {
+            let Some(id) = part.pointer("/approval/id").and_then(Value::as_str) else { continue };
+            let tool_use = ToolUseId::new(id);
+            if !fits(&tool_use, part.get("input").unwrap_or(&Value::Null)) || !seen.insert(id) {
+                continue;
+            }
+            let approval = &part["approval"];
+            let decision = match (part["state"].as_str(), approval["approved"].as_bool()) {
+                (Some("approval-responded"), Some(true)) => Decision::Execute,
+                (Some("approval-responded"), Some(false)) => {
+                    Decision::reject(approval["reason"].as_str().unwrap_or("The user denied this use."))
+                }
+                _ => continue,
             };
-            let id = ToolUseId::new(approval.get("id")?.as_str()?);
-            fits(&id, part.get("input").unwrap_or(&Value::Null)).then_some((id, decision))
-        };
-        let answered = self.states().filter(|(_, state)| *state == "approval-responded");
-        let mut decisions: Vec<(ToolUseId, Decision)> = Vec::new();
-        for (id, decision) in answered.filter_map(|(part, _)| decision(part)) {
-            // If a later step has used an id again, clients mark the part of the earlier step too.
-            decisions.retain(|(earlier, _)| *earlier != id);
-            decisions.push((id, decision));
+            decisions.push((tool_use, decision));
         }
+        decisions.reverse();
         decisions
     }
 

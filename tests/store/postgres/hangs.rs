@@ -187,7 +187,7 @@ async fn open_of_a_server_that_stops_answering_is_unreachable() {
     ];
     let opened = silences.map(|(answers, expected)| async move {
         let address = silent_after(answers).await;
-        let error = PostgresStore::builder(format!("postgres://ada@{address}/app"))
+        let error = PostgresStore::builder(format!("postgres://ada@{address}/app?target_session_attrs=any"))
             .connect_timeout(Duration::from_millis(50))
             .statement_timeout(Duration::from_millis(1))
             .open()

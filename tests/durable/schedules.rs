@@ -406,7 +406,8 @@ async fn schedule_whose_starter_has_invalid_settings_stays_until_they_are_valid(
     rig.manager.close(&id("a")).await.unwrap();
     rig.overdue("r", HOUR, Schedule::at(Timestamp(1), "Go")).await;
     sleep(Duration::from_mins(1)).await;
-    assert_eq!((asked.lock().unwrap().len(), rig.listed().await.len()), (1, 0));
+    let listed = rig.listed().await.len();
+    assert_eq!((asked.lock().unwrap().len(), listed), (1, 0));
 }
 
 #[tokio::test(start_paused = true)]
@@ -478,7 +479,8 @@ async fn schedule_whose_run_is_ended_by_a_close_is_not_sent_again() {
     assert_eq!(asked.lock().unwrap().len(), 1);
     rig.manager.close(&id("a")).await.unwrap();
     sleep(Duration::from_mins(1)).await;
-    assert_eq!((asked.lock().unwrap().len(), rig.listed().await.len()), (1, 0));
+    let listed = rig.listed().await.len();
+    assert_eq!((asked.lock().unwrap().len(), listed), (1, 0));
 }
 
 /// Two managers that share a store with leases.

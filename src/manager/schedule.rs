@@ -4,8 +4,8 @@
 //! the manager lists what is due by the store's clock, oldest first, and sleeps until the next time that it knows. Each
 //! firing is a task of three steps:
 //!
-//! 1. Accept: open the conversation, look for the prompt in the tree, and send it unless the tree has it. Its id is made of the
-//!    name, `rev` and `due`, so one session accepts it once.
+//! 1. Accept: open the conversation, look for the prompt in the tree, and send it unless the tree has it. Its id is made
+//!    of the name, `rev` and `due`, so one session accepts it once.
 //! 2. Wait for the end of the prompt's run, and until the run is stored.
 //! 3. Move: set the next time, or remove the row, if `due` and `rev` are still the ones that were read.
 //!
@@ -21,6 +21,10 @@
 //! - The clock jumps: no time is early, because the store's clock decides about each list. A sleep that is too long ends
 //!   with the interval of the sweep.
 //! - A store or a conversation fails: each failure doubles the delay of the next attempt.
+//! - The opening fails: the row stays. Only a refusal of the prompt itself moves it.
+//! - Many openings are slow: a sweep waits for none of them. It ends, and the next opening that is done begins another one,
+//!   with a fresh list.
+//! - Somebody closes the session during the run: the close stores what is kept, and the schedule moves.
 //! - The manager is dropped: the firings that wait hold no manager, and end with the task. The manager is shut down: no
 //!   firing moves its row any more, because the outcome may be that of the shutdown.
 

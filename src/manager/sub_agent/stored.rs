@@ -9,7 +9,7 @@ use std::{
 use super::{at_work, call_label, child_id, is_of_call, last_snapshot, turn_of};
 use crate::{
     agent::ParentCall,
-    manager::{Activity, ManagerShared, closing::TitleOrLabels, recovery::only_waits},
+    manager::{Activity, ManagerShared, closing::TitleOrLabels},
     message::{MessageId, TurnId, UsageSum},
     run::{Error, RunEnd, RunOutcome},
     session::{Session, closed},
@@ -381,7 +381,7 @@ impl ManagerShared {
         let Some(turn) = self.recorded(id).await? else { return Ok(false) };
         let (mut turns, mut seen) = (vec![turn], HashSet::new());
         while let Some(turn) = turns.pop() {
-            if only_waits(&turn) {
+            if turn.record.only_waits() {
                 if turn.approvals().iter().any(|approval| approval.has_expired(turn.now)) {
                     return Ok(false);
                 }

@@ -135,7 +135,7 @@ pub(crate) use durable::{
 
 pub use event::{Event, Status};
 pub use follow::{Follow, FollowFrom, FollowTarget, RunProgress, ToolChange};
-pub(crate) use owner::{AskResponseTx, FirstMessageOfRun, HistoryOwnerHandle, LatestEventAndStatus};
+pub(crate) use owner::{AskResponseTx, FirstMessageOfRun, HistoryChangeRight, LatestEventAndStatus};
 pub use request::RunRequest;
 pub(crate) use request::{ExistingOrNewRun, RunStarter};
 pub(crate) use running::RunCommands;

@@ -7,7 +7,7 @@ use futures_channel::mpsc::Sender;
 use tokio::sync::mpsc;
 
 use super::{
-    Agent, AgentCallbacks, BackupModel, CommitItem, CompactionPolicy, Config, Durable, HistoryOwnerHandle,
+    Agent, AgentCallbacks, BackupModel, CommitItem, CompactionPolicy, Config, Durable, HistoryChangeRight,
     LastStoredRecordNumber, RECORD_DELAY, RequestConcurrencyLimiter, RunEnd, State, StateEdit, Status,
     TurnInFlight, WeakAgent,
     delegation::ParentCall,
@@ -301,14 +301,14 @@ impl AgentBuilder {
         pub(crate) fn last_run(self, end: Option<RunEnd>) { self.last_run = end }
 
         /// Sets which states of the turn in flight the agent records for the owner of its history, who reports with
-        /// [`HistoryOwnerHandle::written`] that a record is stored.
+        /// [`HistoryChangeRight::written`] that a record is stored.
         pub(crate) fn records(self, level: Durable) { self.records = level }
 
         /// Sets the delay of records for which nothing waits.
         pub(crate) fn record_delay(self, delay: Duration) { self.record_delay = delay }
 
         /// Sets the turn in flight with which the agent starts. The agent is then busy, and waits for
-        /// [`HistoryOwnerHandle::take_up`].
+        /// [`HistoryChangeRight::take_up`].
         pub(crate) fn in_flight(self, turn: TurnInFlight) { self.in_flight = Some(turn) }
     }
 
@@ -350,11 +350,11 @@ impl AgentBuilder {
     /// # Panics
     ///
     /// Panics outside a tokio runtime.
-    pub(crate) async fn start_owned(self) -> Result<(Agent, HistoryOwnerHandle), Error> {
+    pub(crate) async fn start_owned(self) -> Result<(Agent, HistoryChangeRight), Error> {
         let is_recorded = self.records > Durable::Turns || self.in_flight.is_some();
         let written = is_recorded.then(Arc::<LastStoredRecordNumber>::default);
         let agent = self.launch(true, written.clone()).await?;
-        let owner = HistoryOwnerHandle::new(agent.downgrade(), written);
+        let owner = HistoryChangeRight::new(agent.downgrade(), written);
         Ok((agent, owner))
     }
 

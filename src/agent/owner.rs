@@ -19,7 +19,7 @@ use crate::{
 ///
 /// Dropping the future of an operation does not withdraw the operation. The same applies to the operations of
 /// [`Agent`](super::Agent).
-pub(crate) struct HistoryOwnerHandle {
+pub(crate) struct HistoryChangeRight {
     agent: WeakAgent,
     /// `None` if the agent makes no records.
     written: Option<Arc<LastStoredRecordNumber>>,
@@ -49,7 +49,7 @@ pub(crate) struct LatestEventAndStatus {
     pub(crate) status: Status,
 }
 
-impl HistoryOwnerHandle {
+impl HistoryChangeRight {
     pub(super) fn new(agent: WeakAgent, written: Option<Arc<LastStoredRecordNumber>>) -> Self {
         Self { agent, written }
     }
@@ -164,4 +164,4 @@ impl HistoryOwnerHandle {
     }
 }
 
-crate::debug::impl_debug!(HistoryOwnerHandle { .. });
+crate::debug::impl_debug!(HistoryChangeRight { .. });

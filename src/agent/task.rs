@@ -124,7 +124,7 @@ pub(super) struct AgentTask {
     /// `None` if the agent makes no records.
     durability: Option<Box<AgentRecordingState>>,
     /// The callback that the core has requested and that has not been called yet.
-    wanted: Option<CallbackRequest>,
+    wanted: Option<RequestedAgentCallback>,
     /// Whether the running callback must be dropped.
     drop_call: bool,
     /// The number of inputs since the agent last yielded to other tasks.
@@ -135,7 +135,7 @@ pub(super) struct AgentTask {
 }
 
 /// A requested callback.
-struct CallbackRequest {
+struct RequestedAgentCallback {
     op: OpNumber,
     call: CallbackCall,
 }
@@ -168,7 +168,7 @@ impl Drop for KilledAgentTaskReporter {
 /// The reason why `drive` returned.
 enum AgentLoopExit {
     /// The core requested a callback.
-    Call(CallbackRequest),
+    Call(RequestedAgentCallback),
     /// The running callback has returned.
     Returned,
     /// The running callback must be dropped.
@@ -326,7 +326,7 @@ impl AgentTask {
                 }
             }
             AgentEffect::Call(op, call) => {
-                self.wanted = Some(CallbackRequest { op, call });
+                self.wanted = Some(RequestedAgentCallback { op, call });
             }
             AgentEffect::Abort => {
                 drop_contained(self.wanted.take());

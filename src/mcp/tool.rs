@@ -458,7 +458,7 @@ async fn adopt_changes(
 
 /// The tools that the server has offered and that are still in use, by their addresses in memory. While a tool is in the
 /// map, no other tool can get its address.
-type McpOfferedTools = BTreeMap<usize, Arc<dyn Tool>>;
+type McpToolsInUseByAddress = BTreeMap<usize, Arc<dyn Tool>>;
 
 fn address(tool: &Arc<dyn Tool>) -> usize {
     Arc::as_ptr(tool).addr()
@@ -470,7 +470,7 @@ async fn adopt(session: &WeakSession, server: &ServerConnection, tools: Arc<[Arc
         session.idle().await?;
         let session = session.upgrade()?;
         let offered = lock(&server.offered).iter().filter_map(Weak::upgrade).collect::<Vec<_>>();
-        let known: McpOfferedTools = offered.into_iter().map(|tool| (address(&tool), tool)).collect();
+        let known: McpToolsInUseByAddress = offered.into_iter().map(|tool| (address(&tool), tool)).collect();
         let state = session.state().await.ok()?;
         let present = state.config().tools.iter().filter(|tool| known.contains_key(&address(tool)));
         if present.map(declared).eq(tools.iter().map(declared)) {
@@ -499,7 +499,7 @@ fn declared(tool: &Arc<dyn Tool>) -> (&str, Cow<'_, str>, &Schema, bool, Replay)
 }
 
 /// Returns the set with `tools` in place of the known tools. The new tools are inserted where the first known tool was.
-fn with_replaced(present: &ToolSet, known: &McpOfferedTools, tools: &[Arc<dyn Tool>]) -> ToolSet {
+fn with_replaced(present: &ToolSet, known: &McpToolsInUseByAddress, tools: &[Arc<dyn Tool>]) -> ToolSet {
     let place = present.iter().position(|tool| known.contains_key(&address(tool))).unwrap_or(present.len());
     let others = |tool: &&Arc<dyn Tool>| !known.contains_key(&address(tool));
     let before = present.iter().take(place).filter(others);

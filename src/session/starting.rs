@@ -20,7 +20,7 @@ use super::{
 };
 use crate::{
     actor::{ActorTermination, TaskWakeSignal},
-    agent::{Agent, Config, HistoryOwnerHandle, LatestEventAndStatus, OwningSession, Status},
+    agent::{Agent, Config, HistoryChangeRight, LatestEventAndStatus, OwningSession, Status},
     run::{Error, TurnRecord},
     store::{Change, ConversationId, Store},
     subscription::{EventId, Feed},
@@ -34,7 +34,7 @@ pub(super) struct UnstartedSession {
     pub(super) session: Session,
     receiver: mpsc::Receiver<Box<super::command::SessionTaskCommand>>,
     pub(super) agent: Agent,
-    pub(super) owner: HistoryOwnerHandle,
+    pub(super) owner: HistoryChangeRight,
     deliveries: CommitReceiver,
     pub(super) core: SessionCore,
     store: Arc<dyn Store>,

@@ -37,7 +37,7 @@ use super::{
 };
 use crate::{
     actor::{FairYield, passed},
-    agent::{Agent, CommitItem, Event, HistoryOwnerHandle, Snapshot, Status},
+    agent::{Agent, CommitItem, Event, HistoryChangeRight, Snapshot, Status},
     run::Error,
     store::{Store, StoreError, WriteId},
     subscription::{EndReason, EventId, Feed},
@@ -56,7 +56,7 @@ pub(super) type CommitReceiver = futures_channel::mpsc::Receiver<CommitItem>;
 pub(super) struct SessionTask {
     pub(super) core: SessionCore,
     pub(super) agent: Agent,
-    pub(super) owner: HistoryOwnerHandle,
+    pub(super) owner: HistoryChangeRight,
     pub(super) deliveries: CommitReceiver,
     pub(super) store: Arc<dyn Store>,
     /// The session's ownership of the conversation, if the store supports owners.
@@ -81,7 +81,7 @@ pub(super) struct SessionTask {
     pub(super) has_refused_sleep: bool,
     /// The future that waits until the idle agent has processed its application events.
     pub(super) settling: Option<idle::IdleSettlingFuture>,
-    pub(super) flushes: Vec<replies::StoredChangesWaiter>,
+    pub(super) flushes: Vec<replies::CallWaitingForStore>,
     /// The number of commands that were executed since the last input of another kind.
     pub(super) commands_in_a_row: u8,
     /// The buffer for the effects of the next step. Its memory is kept while the agent is busy.

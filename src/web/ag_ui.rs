@@ -18,7 +18,7 @@ mod tests;
 pub(crate) use frame::AgUiFrame;
 pub(crate) use request::AgUiInput;
 pub(super) use runs::AgUiRecentRuns;
-pub(crate) use stream::{AgUiRequestedRun, AgUiStream, AgUiStreamScope};
+pub(crate) use stream::{AgUiRequestedRun, AgUiRunToStream, AgUiStream};
 
 /// The type of the activity messages that show the progress of a tool.
 const PROGRESS: &str = "omni.progress";

@@ -22,7 +22,7 @@ use super::{
     routes::{self, Route, command, file, routes},
     streams::{LoadPermit, StreamLifetime},
     ui_messages::{
-        AiSdkPostBody, AiSdkStream, AiSdkStreamScope, AiSdkTranslationSettings, AiSdkVersion, DONE, messages,
+        AiSdkPostBody, AiSdkRunToStream, AiSdkStream, AiSdkTranslationSettings, AiSdkVersion, DONE, messages,
         read,
     },
 };
@@ -135,7 +135,7 @@ async fn resume(mut call: WebRequest) -> Result<Response, Problem> {
     if snapshot.agent.status != Status::Busy || !snapshot.agent.is_answering() {
         return Ok(StatusCode::NO_CONTENT.into_response());
     }
-    let ui = AiSdkStream::begin(settings, &snapshot, AiSdkStreamScope::InFlight);
+    let ui = AiSdkStream::begin(settings, &snapshot, AiSdkRunToStream::InFlight);
     let reader = call.reader(&session, &snapshot);
     Ok(respond(&call, ui, session, (updates, snapshot.last), (permit, reader)))
 }

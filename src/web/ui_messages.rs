@@ -26,7 +26,7 @@ mod tests;
 pub(super) use self::{
     list::messages,
     request::{AiSdkPostBody, read},
-    stream::{AiSdkStream, AiSdkStreamScope},
+    stream::{AiSdkRunToStream, AiSdkStream},
 };
 
 use serde_json::Value;

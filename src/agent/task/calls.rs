@@ -5,7 +5,7 @@
 
 use std::{pin::Pin, sync::Arc};
 
-use super::{AgentTask, CallbackRequest};
+use super::{AgentTask, RequestedAgentCallback};
 use crate::{
     agent::{
         AgentCallbacks, Config, ErrorDecision, Prompt, Recovery, RecoveryDecision, State, ToolDecision,
@@ -43,7 +43,7 @@ impl AgentTask {
     pub(super) fn call<'a>(
         &mut self,
         callbacks: &'a mut dyn AgentCallbacks,
-        CallbackRequest { op, call }: CallbackRequest,
+        RequestedAgentCallback { op, call }: RequestedAgentCallback,
     ) -> RunningCallback<'a> {
         let mut state = self.state();
         let before = Arc::clone(&state.config);

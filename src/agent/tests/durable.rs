@@ -17,7 +17,7 @@ use serde_json::{Value, json};
 use super::{rig::answered, support::scripted};
 use crate::{
     agent::{
-        Agent, AgentBuilder, AgentCallbacks, CommitItem, Durable, Event, HistoryOwnerHandle, TurnInFlight,
+        Agent, AgentBuilder, AgentCallbacks, CommitItem, Durable, Event, HistoryChangeRight, TurnInFlight,
         TurnRecord,
     },
     message::{History, Message},
@@ -76,7 +76,7 @@ impl Shelf {
 /// One process with the conversation.
 struct Life {
     agent: Agent,
-    owner: Arc<HistoryOwnerHandle>,
+    owner: Arc<HistoryChangeRight>,
     shelf: Shelf,
     /// Whether the store works. If not, records are neither kept nor reported.
     works: Arc<AtomicBool>,

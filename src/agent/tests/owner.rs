@@ -4,7 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use crate::{
     agent::{
-        AgentBuilder, AgentSubscription, Event, FirstMessageOfRun, HistoryOwnerHandle, Prompt, Snapshot,
+        AgentBuilder, AgentSubscription, Event, FirstMessageOfRun, HistoryChangeRight, Prompt, Snapshot,
         Status, ToolDecision,
     },
     message::{Content, History, HistoryError, Message, ToolResult, ToolUse},
@@ -48,7 +48,7 @@ fn briefs(history: &History) -> Vec<String> {
     history.iter().map(|message| brief(message)).collect()
 }
 
-impl HistoryOwnerHandle {
+impl HistoryChangeRight {
     /// Starts a run on `base` with a prompt.
     async fn prompt(
         &self,
@@ -72,7 +72,7 @@ impl HistoryOwnerHandle {
     }
 }
 
-async fn owned(builder: AgentBuilder) -> (Watched, HistoryOwnerHandle) {
+async fn owned(builder: AgentBuilder) -> (Watched, HistoryChangeRight) {
     let (agent, owner) = builder.history(before()).start_owned().await.unwrap();
     (Watched::of(agent).await, owner)
 }
@@ -185,7 +185,7 @@ const IN_A_RUN: [At; 5] =
     [At::PrepareStep, At::HandleToolUse, At::HandleToolResult, At::HandleTurn, At::HandleError];
 
 /// Starts a run on another history. The run reaches the callback `at`, which misbehaves.
-async fn misbehaving(at: At, act: Act) -> (Watched, HistoryOwnerHandle, Gate) {
+async fn misbehaving(at: At, act: Act) -> (Watched, HistoryChangeRight, Gate) {
     let gate = Gate::new();
     let callbacks = Misbehaving { at, act, gate: gate.clone(), done: false };
     let builder = echoing([at.step(), Step::text("Again.")]).callbacks(callbacks);
@@ -420,7 +420,7 @@ async fn set_idle_agent_replaced_and_emitted_with_the_returned_id() {
 }
 
 /// Asserts that every operation of the owner is refused and changes nothing.
-async fn assert_busy(agent: &Watched, owner: &HistoryOwnerHandle, status: Status) {
+async fn assert_busy(agent: &Watched, owner: &HistoryChangeRight, status: Status) {
     let snapshot = answered(agent.agent.snapshot()).await.unwrap();
     let message = Arc::new(Message::user("Hi"));
     for refused in [
@@ -434,7 +434,7 @@ async fn assert_busy(agent: &Watched, owner: &HistoryOwnerHandle, status: Status
     assert_eq!(answered(agent.agent.snapshot()).await.unwrap(), snapshot);
 }
 
-async fn assert_moment(agent: &Watched, owner: &HistoryOwnerHandle, status: Status) {
+async fn assert_moment(agent: &Watched, owner: &HistoryChangeRight, status: Status) {
     let moment = answered(owner.position()).await.unwrap();
     let last = answered(agent.agent.snapshot()).await.unwrap().last;
     assert_eq!((moment.last, moment.status), (last, status));

@@ -1,7 +1,7 @@
 //! The owner of an agent's history ends the agent when it is idle.
 
 use crate::{
-    agent::{AgentBuilder, HistoryOwnerHandle},
+    agent::{AgentBuilder, HistoryChangeRight},
     run::ErrorKind,
     testing::{Gate, Step},
 };
@@ -12,7 +12,7 @@ use super::{
     support::scripted,
 };
 
-async fn retirable(builder: AgentBuilder) -> (Watched, HistoryOwnerHandle) {
+async fn retirable(builder: AgentBuilder) -> (Watched, HistoryChangeRight) {
     let (agent, owner) = builder.start_owned().await.unwrap();
     (Watched::of(agent).await, owner)
 }

@@ -6,7 +6,7 @@ use tokio::sync::oneshot;
 
 use super::{
     SessionExit, SessionTask,
-    replies::{ReplyAfterStore, StoredChangesWaiter},
+    replies::{CallWaitingForStore, ReplyAfterStore},
 };
 use crate::{
     agent::{Durable, Status},
@@ -66,7 +66,7 @@ impl SessionTask {
             SessionTaskCommand::Store(reply) => {
                 self.step(SessionCore::store);
                 let wanted = if self.core.is_stored() { 0 } else { self.core.wanted() };
-                self.flushes.push(StoredChangesWaiter {
+                self.flushes.push(CallWaitingForStore {
                     wanted,
                     until: None,
                     reply: ReplyAfterStore::Flushed(reply),
@@ -107,7 +107,7 @@ impl SessionTask {
             SessionTaskCommand::Flush(until, reply) => {
                 self.catch_up().await?;
                 self.flushes.retain(|flush| !flush.reply.is_closed());
-                self.flushes.push(StoredChangesWaiter {
+                self.flushes.push(CallWaitingForStore {
                     wanted: self.core.wanted(),
                     until,
                     reply: ReplyAfterStore::Flushed(reply),
@@ -123,7 +123,7 @@ impl SessionTask {
                         // The agent's record of the turn has to arrive before the reply can wait until it is stored.
                         self.catch_up().await?;
                         let reply = ReplyAfterStore::Begun(reply, begun);
-                        self.flushes.push(StoredChangesWaiter {
+                        self.flushes.push(CallWaitingForStore {
                             wanted: self.core.wanted(),
                             until: None,
                             reply,

@@ -16,7 +16,7 @@ use crate::{
 };
 
 /// A call that waits until changes are in the store, or for the outcome of a prompt.
-pub(in crate::session) struct StoredChangesWaiter {
+pub(in crate::session) struct CallWaitingForStore {
     /// The value of the counter of changes up to which the changes must be stored before the reply.
     pub(super) wanted: u64,
     pub(super) until: Option<Instant>,
@@ -75,7 +75,7 @@ impl SessionTask {
         }
         // No number of changes is this great, so the reply waits until the outcome is known.
         let reply = ReplyAfterStore::Outcome { id, outcome: None, reply };
-        self.flushes.push(StoredChangesWaiter { wanted: u64::MAX, until: None, reply });
+        self.flushes.push(CallWaitingForStore { wanted: u64::MAX, until: None, reply });
         self.find_outcomes();
         Ok(())
     }

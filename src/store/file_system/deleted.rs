@@ -81,7 +81,7 @@ struct DeletedConversationLine {
     labels: Labels,
     used: Vec<HourlyModelUsage>,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    merged: Vec<MergedUsage>,
+    merged: Vec<LabelledHourlyModelUsage>,
 }
 
 impl DeletedConversationLine {
@@ -108,7 +108,7 @@ struct HourlyModelUsage {
 
 /// The usage of one model within an hour, by conversations with these labels.
 #[derive(Serialize, Deserialize)]
-struct MergedUsage {
+struct LabelledHourlyModelUsage {
     labels: Labels,
     #[serde(flatten)]
     used: HourlyModelUsage,
@@ -218,7 +218,7 @@ fn merged(folder: &Path, path: &Path, file: &File) -> Result<(Vec<u8>, Vec<u8>),
     }
     let merged = sums.iter().map(|(labels, hour, sum)| {
         let used = HourlyModelUsage { hour, sum: sum.clone() };
-        MergedUsage { labels: labels.clone(), used }
+        LabelledHourlyModelUsage { labels: labels.clone(), used }
     });
     let (birth, merged) = ((Version::new(0), WriteId::generate()), merged.collect());
     let (labels, used) = (Labels::default(), Vec::new());

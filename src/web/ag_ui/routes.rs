@@ -11,7 +11,7 @@ use futures_util::stream;
 use serde::Deserialize;
 
 use super::{
-    AgUiFrame, AgUiInput, AgUiRequestedRun, AgUiStream, AgUiStreamScope, AgUiVersion, messages::MAX_DATA,
+    AgUiFrame, AgUiInput, AgUiRequestedRun, AgUiRunToStream, AgUiStream, AgUiVersion, messages::MAX_DATA,
     request::prompt_id,
 };
 use crate::{
@@ -110,9 +110,9 @@ async fn run(mut call: WebRequest) -> Result<Response, Problem> {
 }
 
 /// Returns the part of the session's activity that the response to a repeated request shows.
-fn repeated(input: &AgUiInput, view: &SessionSnapshot) -> AgUiStreamScope {
+fn repeated(input: &AgUiInput, view: &SessionSnapshot) -> AgUiRunToStream {
     let mut staged = view.agent.staged.iter().filter_map(|prompt| prompt.id.clone());
-    AgUiStreamScope::staged(
+    AgUiRunToStream::staged(
         staged.find(|id| input.messages.last().is_some_and(|last| prompt_id(&last.id) == *id)),
     )
 }
@@ -125,10 +125,10 @@ async fn perform(
     session: &Session,
     view: &SessionSnapshot,
     reader: &mut Option<WebRunReader>,
-) -> Result<AgUiStreamScope, Problem> {
+) -> Result<AgUiRunToStream, Problem> {
     let mut command = match input.intent(view)? {
-        RequestIntent::Join(staged) => return Ok(AgUiStreamScope::staged(staged)),
-        RequestIntent::Ended(_, outcome) => return Ok(AgUiStreamScope::Ended(outcome)),
+        RequestIntent::Join(staged) => return Ok(AgUiRunToStream::staged(staged)),
+        RequestIntent::Ended(_, outcome) => return Ok(AgUiRunToStream::Ended(outcome)),
         RequestIntent::Perform(command) => command,
     };
     call.permit_command(&command)?;
@@ -147,7 +147,7 @@ async fn perform(
     let decided = decided_by(&command);
     let answer = session.perform(*command, Some(call.client.principal.name())).await;
     let answer = answer.inspect_err(|_| reader.iter_mut().for_each(WebRunReader::end))?;
-    Ok(AgUiStreamScope::of(&answer, prompt, &view.agent).after(decided))
+    Ok(AgUiRunToStream::of(&answer, prompt, &view.agent).after(decided))
 }
 
 async fn join(mut call: WebRequest) -> Result<Response, Problem> {
@@ -162,7 +162,7 @@ async fn join(mut call: WebRequest) -> Result<Response, Problem> {
         level: AgUiVersion::of(query.protocol_version.as_deref()),
         ..AgUiRequestedRun::default()
     };
-    let (stream, frames) = AgUiStream::begin(run, (*view).clone(), AgUiStreamScope::Join);
+    let (stream, frames) = AgUiStream::begin(run, (*view).clone(), AgUiRunToStream::Join);
     let (queue, lifetime, id) = (frames.into(), call.web.lifetime(), session.id().clone());
     let reader = call.reader(&session, &view);
     Ok(respond(&call, AgUiResponseState { id, run: stream, queue, updates, lifetime, reader, permit }))

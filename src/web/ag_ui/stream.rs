@@ -75,7 +75,7 @@ pub(crate) struct AgUiRequestedRun {
 
 /// The part of the session's activity that a stream shows.
 #[derive(Clone, Debug)]
-pub(crate) enum AgUiStreamScope {
+pub(crate) enum AgUiRunToStream {
     /// The run that a command has started or staged. The flag states whether another run comes first.
     Follow(Box<Follow>, bool),
     /// The rest of a run, whose part so far the client has, after these decisions.
@@ -86,7 +86,7 @@ pub(crate) enum AgUiStreamScope {
     Ended(RunOutcome),
 }
 
-impl AgUiStreamScope {
+impl AgUiRunToStream {
     /// Returns the part that belongs to a command with this answer. `prompt` is the id of the command's prompt, and
     /// `view` is the snapshot from before the command.
     pub(crate) fn of(answer: &SessionAnswer, prompt: Option<PromptId>, view: &Snapshot) -> Self {
@@ -149,31 +149,31 @@ impl AgUiStream {
     pub(crate) fn begin(
         run: AgUiRequestedRun,
         view: SessionSnapshot,
-        start: AgUiStreamScope,
+        start: AgUiRunToStream,
     ) -> (Self, Vec<AgUiFrame>) {
         let mut writer = AgUiWriter::new(run, &view);
         let mut follow = Follow::default();
         let (history, agent) = (&view.agent.state.history, &view.agent);
         match start {
-            AgUiStreamScope::Follow(own, waits) => {
+            AgUiRunToStream::Follow(own, waits) => {
                 follow = *own;
                 writer.wait(waits);
             }
-            AgUiStreamScope::Continue(target, decided) => {
+            AgUiRunToStream::Continue(target, decided) => {
                 let waits = matches!(target, FollowTarget::Prompt(_));
                 follow = Follow::new(target, FollowFrom::Start);
                 follow.snapshot(history, agent, &mut |progress| writer.shown(progress, &view));
                 writer.reopen(waits, decided);
             }
-            AgUiStreamScope::Join if agent.is_answering() => {
+            AgUiRunToStream::Join if agent.is_answering() => {
                 writer.join();
                 follow.snapshot(history, agent, &mut |progress| writer.progress(progress, &view));
             }
-            AgUiStreamScope::Join | AgUiStreamScope::Ended(_) => {
+            AgUiRunToStream::Join | AgUiRunToStream::Ended(_) => {
                 // While the conversation is compacted, the end of the run is not stated yet.
                 let last = agent.last_run.as_ref().filter(|_| agent.status == Status::Idle);
                 let last = last.map_or(SUCCESS, |end| end.outcome.clone());
-                let outcome = if let AgUiStreamScope::Ended(outcome) = start { outcome } else { last };
+                let outcome = if let AgUiRunToStream::Ended(outcome) = start { outcome } else { last };
                 writer.join();
                 writer.finish(&outcome, history.last().map(|message| &**message), &view);
             }

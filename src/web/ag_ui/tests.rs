@@ -11,7 +11,7 @@ use std::{collections::HashSet, time::Duration};
 use serde_json::{Value, json};
 
 use super::{
-    AgUiFrame, AgUiInput, AgUiRequestedRun, AgUiStream, AgUiStreamScope, AgUiVersion, messages::AgUiMessages,
+    AgUiFrame, AgUiInput, AgUiRequestedRun, AgUiRunToStream, AgUiStream, AgUiVersion, messages::AgUiMessages,
     stream::omni,
 };
 use crate::{
@@ -143,12 +143,12 @@ impl Rig {
                     ),
                 };
             }
-            Ok(RequestIntent::Join(staged)) => AgUiStreamScope::staged(staged),
-            Ok(RequestIntent::Ended(_, outcome)) => AgUiStreamScope::Ended(outcome),
+            Ok(RequestIntent::Join(staged)) => AgUiRunToStream::staged(staged),
+            Ok(RequestIntent::Ended(_, outcome)) => AgUiRunToStream::Ended(outcome),
             Ok(RequestIntent::Perform(mut command)) => {
                 let prompt = prompt_of(&mut command).and_then(|prompt| prompt.id.clone());
                 let answer = self.session.perform(*command, None).await.unwrap();
-                AgUiStreamScope::of(&answer, prompt, &view.agent)
+                AgUiRunToStream::of(&answer, prompt, &view.agent)
             }
         };
         let (stream, frames) = AgUiStream::begin(run, (**view).clone(), start);
@@ -266,7 +266,7 @@ async fn joined_stream_states_the_decisions_about_tool_uses_and_the_unusual_end_
             known: HashSet::new(),
             files: ClientFileForm::default(),
         };
-        let (_, frames) = AgUiStream::begin(run, view, AgUiStreamScope::Join);
+        let (_, frames) = AgUiStream::begin(run, view, AgUiRunToStream::Join);
         let frames: Vec<_> = frames.iter().map(|frame| serde_json::to_value(frame).unwrap()).collect();
         let of = |kind: &str| frames.iter().find(|frame| frame["type"] == kind).unwrap();
         assert_eq!(of("STATE_SNAPSHOT")["snapshot"]["omni"]["ended"], ended);

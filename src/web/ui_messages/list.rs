@@ -8,7 +8,7 @@ use super::{
     AiSdkTranslationSettings,
     exchange::{PromptExchange, exchanges, has_own_content, ui_id},
     fold::AiSdkFrameFold,
-    stream::{AiSdkStream, AiSdkStreamScope, sums},
+    stream::{AiSdkRunToStream, AiSdkStream, sums},
     writer::{AiSdkFrameWriter, user_parts},
 };
 use crate::{agent::Status, session::SessionSnapshot};
@@ -53,7 +53,7 @@ fn answer(
 ) -> Value {
     let mut fold = AiSdkFrameFold::default();
     if is_last && snapshot.agent.status == Status::Paused {
-        let mut stream = AiSdkStream::begin(settings.clone(), snapshot, AiSdkStreamScope::InFlight);
+        let mut stream = AiSdkStream::begin(settings.clone(), snapshot, AiSdkRunToStream::InFlight);
         stream.pause();
         iter::from_fn(|| stream.next_frame()).for_each(|frame| fold.add(&frame));
     } else {

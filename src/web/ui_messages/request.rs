@@ -6,7 +6,7 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use super::{
-    AiSdkStreamScope,
+    AiSdkRunToStream,
     exchange::{base_id, stored_base, stored_id, version_id},
 };
 use crate::{
@@ -75,7 +75,7 @@ struct AiSdkPostedMessage {
 pub(in crate::web) fn read(
     post: &AiSdkPostBody,
     snapshot: &SessionSnapshot,
-) -> Result<(Vec<SessionCommand>, AiSdkStreamScope), Problem> {
+) -> Result<(Vec<SessionCommand>, AiSdkRunToStream), Problem> {
     let is_again = post.trigger == AiSdkTrigger::RegenerateMessage;
     // The client cuts the list at the answer that it wants to replace. So the last user message is the one to answer,
     // unless the list was shortened on the way.
@@ -130,9 +130,9 @@ pub(in crate::web) fn read(
         Problem::stale_decision(waiting.collect())
     })?;
     let target = match found {
-        RequestIntent::Join(None) => AiSdkStreamScope::InFlight,
-        RequestIntent::Join(Some(id)) => AiSdkStreamScope::Prompt(id),
-        RequestIntent::Ended(id, outcome) => AiSdkStreamScope::Ended(id, outcome),
+        RequestIntent::Join(None) => AiSdkRunToStream::InFlight,
+        RequestIntent::Join(Some(id)) => AiSdkRunToStream::Prompt(id),
+        RequestIntent::Ended(id, outcome) => AiSdkRunToStream::Ended(id, outcome),
         RequestIntent::Perform(mut command) => {
             let target = target(&mut command);
             commands.push(*command);
@@ -143,12 +143,12 @@ pub(in crate::web) fn read(
 }
 
 /// Returns the part of the conversation that the response to a command shows.
-fn target(command: &mut SessionCommand) -> AiSdkStreamScope {
-    let Some(Prompt { id, content, .. }) = prompt_of(command) else { return AiSdkStreamScope::Decisions };
+fn target(command: &mut SessionCommand) -> AiSdkRunToStream {
+    let Some(Prompt { id, content, .. }) = prompt_of(command) else { return AiSdkRunToStream::Decisions };
     match id.clone() {
-        Some(id) if matches!(content.0[..], [Content::ToolResult(_), ..]) => AiSdkStreamScope::Results(id),
-        Some(id) => AiSdkStreamScope::Prompt(id),
-        None => AiSdkStreamScope::Again,
+        Some(id) if matches!(content.0[..], [Content::ToolResult(_), ..]) => AiSdkRunToStream::Results(id),
+        Some(id) => AiSdkRunToStream::Prompt(id),
+        None => AiSdkRunToStream::Again,
     }
 }
 

@@ -51,7 +51,7 @@ use crate::{
 
 /// The part of the conversation that a response shows.
 #[derive(Clone, Debug, PartialEq)]
-pub(in crate::web) enum AiSdkStreamScope {
+pub(in crate::web) enum AiSdkRunToStream {
     /// The run of this prompt, from its start. The prompt may be staged first.
     Prompt(PromptId),
     /// The run of the prompt with this id, which contains only the results of tools. The run continues the last answer.
@@ -122,11 +122,11 @@ impl AiSdkStream {
     pub(in crate::web) fn begin(
         settings: AiSdkTranslationSettings,
         snapshot: &SessionSnapshot,
-        target: AiSdkStreamScope,
+        target: AiSdkRunToStream,
     ) -> Self {
         let (agent, exchanges) = (&snapshot.agent, exchanges(snapshot));
         let exchange = match &target {
-            AiSdkStreamScope::Ended(prompt, _) => exchanges.iter().rfind(|exchange| {
+            AiSdkRunToStream::Ended(prompt, _) => exchanges.iter().rfind(|exchange| {
                 exchange.prompt.is_some_and(|entry| entry.message.id.as_ref() == Some(prompt))
             }),
             _ => exchanges.last(),
@@ -135,9 +135,9 @@ impl AiSdkStream {
         let last = last.unwrap_or_else(|| answer_id("n-0"));
         let (followed, answer) = match &target {
             // The turn is known when the prompt's message is added. A prompt that is never used keeps this id.
-            AiSdkStreamScope::Prompt(id) => (FollowTarget::Prompt(id.clone()), answer_id(id)),
-            AiSdkStreamScope::Results(id) => (FollowTarget::Prompt(id.clone()), last),
-            AiSdkStreamScope::Ended(id, _) if exchange.is_none() => (FollowTarget::InFlight, answer_id(id)),
+            AiSdkRunToStream::Prompt(id) => (FollowTarget::Prompt(id.clone()), answer_id(id)),
+            AiSdkRunToStream::Results(id) => (FollowTarget::Prompt(id.clone()), last),
+            AiSdkRunToStream::Ended(id, _) if exchange.is_none() => (FollowTarget::InFlight, answer_id(id)),
             _ => (FollowTarget::InFlight, last),
         };
         let (writer, title) = (AiSdkFrameWriter::new(settings, snapshot), snapshot.title.clone());
@@ -149,21 +149,21 @@ impl AiSdkStream {
         let first = agent.pending.iter().find(|message| message.compaction.is_none());
         let continues = first.is_some_and(|first| !has_own_content(first));
         let rest = exchange.iter().flat_map(|exchange| &exchange.rest).filter_map(|entry| entry.node);
-        if matches!(target, AiSdkStreamScope::Ended(..)) || target == AiSdkStreamScope::InFlight && continues
+        if matches!(target, AiSdkRunToStream::Ended(..)) || target == AiSdkRunToStream::InFlight && continues
         {
             this.reply.start();
             this.reply.writer.replay(rest.clone().map(Node::message));
         }
         match target {
-            AiSdkStreamScope::Prompt(_) | AiSdkStreamScope::Results(_) | AiSdkStreamScope::Again => {}
-            AiSdkStreamScope::InFlight => this.snapshot(snapshot),
-            AiSdkStreamScope::Decisions => {
+            AiSdkRunToStream::Prompt(_) | AiSdkRunToStream::Results(_) | AiSdkRunToStream::Again => {}
+            AiSdkRunToStream::InFlight => this.snapshot(snapshot),
+            AiSdkRunToStream::Decisions => {
                 this.snapshot(snapshot);
                 this.reply.writer.continue_from(&agent.pauses);
                 this.reply.state = AiSdkStreamState::Waiting;
                 this.reply.start();
             }
-            AiSdkStreamScope::Ended(_, outcome) => {
+            AiSdkRunToStream::Ended(_, outcome) => {
                 (this.reply.nodes, this.reply.usage) = sums(rest);
                 this.reply.finish(&outcome);
                 this.reply.flush();

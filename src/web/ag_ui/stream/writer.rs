@@ -56,7 +56,7 @@ enum AgUiUserMessagePosition {
 
 /// The list of messages that is sent at the end of an update.
 #[derive(Debug, Default, PartialEq)]
-enum AgUiMessagesToSend {
+enum AgUiMessagesSnapshotMode {
     #[default]
     None,
     All,
@@ -110,7 +110,7 @@ pub(super) struct AgUiWriter {
     /// been missed, and the client keeps the order in which results arrive.
     sends_results: bool,
     /// The list that replaces all frames until the end of the update.
-    list: AgUiMessagesToSend,
+    list: AgUiMessagesSnapshotMode,
     /// Whether the progress comes from a snapshot in place of missed events.
     is_missed: bool,
     /// The usage of each model. `None` if a part of it is not known, because events were missed.
@@ -159,7 +159,7 @@ impl AgUiWriter {
         );
         if !ends {
             // No frame is sent.
-            self.list = AgUiMessagesToSend::All;
+            self.list = AgUiMessagesSnapshotMode::All;
             self.progress(progress, view);
         }
     }
@@ -168,7 +168,7 @@ impl AgUiWriter {
     /// tool uses about which the client has decided.
     pub(super) fn reopen(&mut self, waits: bool, decided: Vec<ToolUseId>) {
         self.decided = decided;
-        self.list = AgUiMessagesToSend::None;
+        self.list = AgUiMessagesSnapshotMode::None;
         self.wait(waits);
         self.open();
     }
@@ -182,7 +182,7 @@ impl AgUiWriter {
 
     /// Sends frames, unless the list will replace them.
     fn send(&mut self, frames: impl IntoIterator<Item = AgUiFrame>) {
-        if self.list == AgUiMessagesToSend::None {
+        if self.list == AgUiMessagesSnapshotMode::None {
             self.out.extend(frames);
         }
     }
@@ -292,7 +292,7 @@ impl AgUiWriter {
             RunProgress::Block { index, content, new, ended } => self.block(index, content, new, ended, view),
             RunProgress::Answer(message) => {
                 self.close_blocks();
-                if self.list != AgUiMessagesToSend::None {
+                if self.list != AgUiMessagesSnapshotMode::None {
                     self.step = None;
                 } else if message.id.is_some() && self.compare(message) != (true, true) {
                     self.correct(Some(message));
@@ -354,7 +354,7 @@ impl AgUiWriter {
             let value = json!({ "failure": failure.to_string(), "model": model });
             self.out.push(AgUiFrame::Custom { name: "omni.retry", value });
         }
-        let has_shown = !self.blocks.is_empty() && self.list == AgUiMessagesToSend::None;
+        let has_shown = !self.blocks.is_empty() && self.list == AgUiMessagesSnapshotMode::None;
         self.close();
         if has_shown {
             let is_own = |message: &&Arc<Message>| message.id.is_some() && message.id == self.answer;
@@ -382,8 +382,8 @@ impl AgUiWriter {
         if self.stage == AgUiStage::Behind {
             self.stage = AgUiStage::Live;
             // The client has the prompt of the request before the messages that it lacks.
-            if let (AgUiMessagesToSend::All, Some(id)) = (&self.list, &message.id) {
-                self.list = AgUiMessagesToSend::AllAfter(id.clone());
+            if let (AgUiMessagesSnapshotMode::All, Some(id)) = (&self.list, &message.id) {
+                self.list = AgUiMessagesSnapshotMode::AllAfter(id.clone());
             }
         }
         // The client has given its own ids to the results that it has sent, so all messages are sent with the stored
@@ -418,8 +418,8 @@ impl AgUiWriter {
     /// Sends the list at the end of the update, in place of all frames until then.
     pub(super) fn list(&mut self) {
         self.close();
-        if self.list == AgUiMessagesToSend::None {
-            self.list = AgUiMessagesToSend::All;
+        if self.list == AgUiMessagesSnapshotMode::None {
+            self.list = AgUiMessagesSnapshotMode::All;
         }
     }
 
@@ -446,17 +446,17 @@ impl AgUiWriter {
     /// messages that it does not know, so it would have new messages of this answer behind the later ones.
     fn list_anew(&mut self, from: Option<MessageId>) {
         self.list();
-        if let (AgUiMessagesToSend::All, Some(id)) = (&self.list, from) {
-            self.list = AgUiMessagesToSend::AllAfter(id);
+        if let (AgUiMessagesSnapshotMode::All, Some(id)) = (&self.list, from) {
+            self.list = AgUiMessagesSnapshotMode::AllAfter(id);
         }
     }
 
     /// Sends the list if it is due, and then opens what is in progress.
     pub(super) fn flush(&mut self, view: &SessionSnapshot) {
         let before = match mem::take(&mut self.list) {
-            AgUiMessagesToSend::None => return,
-            AgUiMessagesToSend::All => None,
-            AgUiMessagesToSend::AllAfter(id) => Some(id),
+            AgUiMessagesSnapshotMode::None => return,
+            AgUiMessagesSnapshotMode::All => None,
+            AgUiMessagesSnapshotMode::AllAfter(id) => Some(id),
         };
         let list = |before| AgUiMessages::of(view, before, self.run.level, &self.run.files);
         let all = list(None);
@@ -579,7 +579,7 @@ impl AgUiWriter {
             RunOutcome::Failed { .. } if is_kept => self.list(),
             // The client keeps the messages, so that its user can send the prompt again.
             RunOutcome::Failed { .. } | RunOutcome::Abandoned if !is_kept => {
-                self.list = AgUiMessagesToSend::None;
+                self.list = AgUiMessagesSnapshotMode::None;
             }
             _ => {}
         }

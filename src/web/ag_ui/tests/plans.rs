@@ -183,7 +183,7 @@ async fn content_with_files_becomes_attachments() {
     let updates = rig.session.subscribe(crate::session::Mode::Observer).await.unwrap();
     let input = rig.request(json!({ "messages": [] }));
     let view = (**updates.snapshot().unwrap()).clone();
-    let (_, frames) = super::AgUiStream::begin(super::run_of(&input), view, super::AgUiStreamScope::Join);
+    let (_, frames) = super::AgUiStream::begin(super::run_of(&input), view, super::AgUiRunToStream::Join);
     rig.client.read(&frames);
     let stored = &rig.client.messages[0]["content"];
     assert_eq!((&stored[0], &stored[1], &stored[2]), (&shown[0], &shown[1], &shown[2]));

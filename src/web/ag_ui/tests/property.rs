@@ -7,7 +7,7 @@ use proptest::prelude::*;
 use serde_json::json;
 
 use super::{
-    AgUiFrame, AgUiRequestedRun, AgUiStream, AgUiStreamScope, AgUiVersion, Client, ClientFileForm, Rig,
+    AgUiFrame, AgUiRequestedRun, AgUiRunToStream, AgUiStream, AgUiVersion, Client, ClientFileForm, Rig,
     check_messages, omni,
 };
 use crate::{
@@ -162,11 +162,11 @@ fn replay(
     level: AgUiVersion,
 ) {
     let mut client = Client::new(level);
-    let mut start = AgUiStreamScope::Join;
+    let mut start = AgUiRunToStream::Join;
     if from == 0 {
         client.messages.push(json!({ "id": "user", "role": "user", "content": "Hi" }));
         let accepted = SessionAnswer::Accepted(Accepted::Started { turn: TurnId::new(1) });
-        start = AgUiStreamScope::of(&accepted, Some("user".into()), &first.agent);
+        start = AgUiRunToStream::of(&accepted, Some("user".into()), &first.agent);
     }
     let mut at = from;
     let mut view = fold(first, &events[..at]);
@@ -206,7 +206,7 @@ fn replay(
         if view.agent.status != Status::Paused {
             return;
         }
-        start = AgUiStreamScope::of(&SessionAnswer::Done, None, &view.agent);
+        start = AgUiRunToStream::of(&SessionAnswer::Done, None, &view.agent);
     }
 }
 

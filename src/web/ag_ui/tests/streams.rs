@@ -186,7 +186,7 @@ async fn failed_prompts_in_a_row_end_the_list_and_are_each_sent_again_once() {
             let view = rig.session.snapshot().await.unwrap();
             let input = rig.request(json!({ "messages": [] }));
             let (_, frames) =
-                super::AgUiStream::begin(super::run_of(&input), view, super::AgUiStreamScope::Join);
+                super::AgUiStream::begin(super::run_of(&input), view, super::AgUiRunToStream::Join);
             let mut client = Client::new(level);
             client.read(&frames);
             client
@@ -297,7 +297,7 @@ async fn end_of_join(rig: &mut Rig, outcome: Option<RunOutcome>) -> Value {
     }
     let input = rig.request(json!({ "messages": [] }));
     let (stream, frames) =
-        super::AgUiStream::begin(super::run_of(&input), view, super::AgUiStreamScope::Join);
+        super::AgUiStream::begin(super::run_of(&input), view, super::AgUiRunToStream::Join);
     assert!(stream.is_ended());
     let mut other = Client::new(rig.client.level);
     other.read(&frames);
@@ -499,7 +499,7 @@ async fn prompt_behind_a_run_that_has_just_ended_is_read_from_its_own_run_on() {
         let prompt = crate::run::Prompt::new("Second").with_id("u2");
         let answer = SessionAnswer::Accepted(rig.session.prompt(prompt).await.unwrap());
         let view = (**updates.snapshot().unwrap()).clone();
-        let start = super::AgUiStreamScope::of(&answer, Some("u2".into()), &view.agent);
+        let start = super::AgUiRunToStream::of(&answer, Some("u2".into()), &view.agent);
         let (stream, frames) = super::AgUiStream::begin(run, view, start);
         let mut second = super::Posted { updates, stream: Some(stream), frames };
         second.finish(&mut rig.client).await;
@@ -750,7 +750,7 @@ async fn join_of_an_idle_conversation_brings_its_messages() {
         let input = rig.request(json!({ "messages": [] }));
         let view = (**updates.snapshot().unwrap()).clone();
         let (stream, frames) =
-            super::AgUiStream::begin(super::run_of(&input), view, super::AgUiStreamScope::Join);
+            super::AgUiStream::begin(super::run_of(&input), view, super::AgUiRunToStream::Join);
         assert!(stream.is_ended());
         let mut other = Client::new(level);
         other.read(&frames);

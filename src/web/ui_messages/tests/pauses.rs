@@ -12,7 +12,7 @@ use crate::{
     session::Session,
     testing::{ScriptedProvider, Step},
     tool::{Decision, ToolContext, tool_fn},
-    web::ui_messages::{AiSdkFrame, AiSdkStreamScope, AiSdkVersion},
+    web::ui_messages::{AiSdkFrame, AiSdkRunToStream, AiSdkVersion},
 };
 
 /// Runs a step with three tool uses. Two of them wait for a decision, and the third does not.
@@ -180,7 +180,7 @@ impl AgentCallbacks for Ask {
 #[tokio::test]
 async fn decision_from_elsewhere_shows_in_the_response_of_the_run() {
     let (session, _) = paused(AiSdkVersion::Seven).await;
-    let client = Client::start(&session, AiSdkVersion::Seven, |_| (AiSdkStreamScope::Decisions, None)).await;
+    let client = Client::start(&session, AiSdkVersion::Seven, |_| (AiSdkRunToStream::Decisions, None)).await;
     for id in ["d1", "d2"] {
         session.resume(id, Decision::reject("No.")).await.unwrap();
     }

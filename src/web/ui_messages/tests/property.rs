@@ -13,7 +13,7 @@ use crate::{
     testing::Step,
     tool::Decision,
     tree::Node,
-    web::ui_messages::{AiSdkStreamScope, AiSdkVersion},
+    web::ui_messages::{AiSdkRunToStream, AiSdkVersion},
 };
 
 /// A block of a scripted response.
@@ -75,7 +75,7 @@ async fn play(
         if event == join {
             let status = session.snapshot().await.unwrap().agent.status;
             if status == Status::Busy {
-                second = Some(Client::start(&session, level, |_| (AiSdkStreamScope::InFlight, None)).await);
+                second = Some(Client::start(&session, level, |_| (AiSdkRunToStream::InFlight, None)).await);
             }
         }
         if client.stream.is_ended() {
@@ -102,7 +102,7 @@ async fn play(
     // If the run was paused, decide, and read the rest of the run.
     let mut parts = fold(&frames);
     while session.snapshot().await.unwrap().agent.status == Status::Paused {
-        let client = Client::start(&session, level, |_| (AiSdkStreamScope::Decisions, None)).await;
+        let client = Client::start(&session, level, |_| (AiSdkRunToStream::Decisions, None)).await;
         for pause in session.snapshot().await.unwrap().agent.pauses {
             let decision = if approves { Decision::Execute } else { Decision::reject("No.") };
             session.resume(pause.tool_use.id.clone(), decision).await.unwrap();

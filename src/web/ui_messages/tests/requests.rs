@@ -13,14 +13,14 @@ use crate::{
     tree::NodeId,
     web::{
         Problem,
-        ui_messages::{AiSdkStreamScope, AiSdkVersion, messages},
+        ui_messages::{AiSdkRunToStream, AiSdkVersion, messages},
     },
 };
 
 async fn reading(
     session: &Session,
     body: Value,
-) -> Result<(Option<SessionCommand>, AiSdkStreamScope), Problem> {
+) -> Result<(Option<SessionCommand>, AiSdkRunToStream), Problem> {
     plan(&session.snapshot().await.unwrap(), body)
 }
 
@@ -241,7 +241,7 @@ async fn regenerate_answers_the_last_posted_prompt_again() {
             panic!("{command:?}")
         };
         assert_eq!(node.to_string(), "3");
-        assert_eq!(target, AiSdkStreamScope::Again);
+        assert_eq!(target, AiSdkRunToStream::Again);
     }
     let body = json!({ "id": "1", "trigger": "regenerate-message", "messages": [user("u2", "Hi")] });
     let frames = Client::post(&session, AiSdkVersion::Seven, body).await.unwrap().finish().await;
@@ -287,7 +287,7 @@ async fn changed_prompt_that_is_staged_or_in_flight_is_refused() {
     let staged = Prompt::new("Next").with_id("u2");
     session.prompt(staged).await.unwrap();
     for (id, text, target) in
-        [("u1", "Hi", AiSdkStreamScope::InFlight), ("u2", "Next", AiSdkStreamScope::Prompt("u2".into()))]
+        [("u1", "Hi", AiSdkRunToStream::InFlight), ("u2", "Next", AiSdkRunToStream::Prompt("u2".into()))]
     {
         for is_edit in [false, true] {
             let body = |text: &str| {
@@ -365,5 +365,5 @@ async fn decision_in_an_earlier_message_of_the_turn_in_flight_is_taken_while_its
 
     session.prompt(Prompt::new("Next").with_id("u2")).await.unwrap();
     let (staged, target) = planned(&[user("u1", "Hi"), answered("a-u1")]).await;
-    assert_eq!((staged, target), (vec![decided], AiSdkStreamScope::Prompt("u2".into())));
+    assert_eq!((staged, target), (vec![decided], AiSdkRunToStream::Prompt("u2".into())));
 }

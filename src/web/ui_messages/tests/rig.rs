@@ -19,7 +19,7 @@ use crate::{
         Problem,
         front::files::ClientFileForm,
         ui_messages::{
-            AiSdkFrame, AiSdkPostBody, AiSdkStream, AiSdkStreamScope, AiSdkTranslationSettings, AiSdkVersion,
+            AiSdkFrame, AiSdkPostBody, AiSdkRunToStream, AiSdkStream, AiSdkTranslationSettings, AiSdkVersion,
             fold::AiSdkFrameFold, messages, read,
         },
     },
@@ -87,7 +87,7 @@ impl Client {
     pub(super) async fn start(
         session: &Session,
         level: AiSdkVersion,
-        target: impl FnOnce(&SessionSnapshot) -> (AiSdkStreamScope, Option<SessionCommand>),
+        target: impl FnOnce(&SessionSnapshot) -> (AiSdkRunToStream, Option<SessionCommand>),
     ) -> Self {
         let updates = session.subscribe(Mode::Observer).await.unwrap();
         let view = SessionSnapshot::clone(updates.snapshot().unwrap());
@@ -203,7 +203,7 @@ impl Client {
 pub(super) fn begin(
     level: AiSdkVersion,
     snapshot: &SessionSnapshot,
-    target: AiSdkStreamScope,
+    target: AiSdkRunToStream,
 ) -> Vec<AiSdkFrame> {
     let mut stream = AiSdkStream::begin(settings(level), snapshot, target);
     iter::from_fn(|| stream.next_frame()).collect()
@@ -212,7 +212,7 @@ pub(super) fn begin(
 pub(super) fn plan(
     snapshot: &SessionSnapshot,
     body: Value,
-) -> Result<(Option<SessionCommand>, AiSdkStreamScope), Problem> {
+) -> Result<(Option<SessionCommand>, AiSdkRunToStream), Problem> {
     plan_all(snapshot, body).map(|(mut commands, target)| (commands.pop(), target))
 }
 
@@ -220,7 +220,7 @@ pub(super) fn plan(
 pub(super) fn plan_all(
     snapshot: &SessionSnapshot,
     body: Value,
-) -> Result<(Vec<SessionCommand>, AiSdkStreamScope), Problem> {
+) -> Result<(Vec<SessionCommand>, AiSdkRunToStream), Problem> {
     let post: AiSdkPostBody = serde_json::from_value(body).unwrap();
     read(&post, snapshot)
 }

@@ -14,7 +14,7 @@ use crate::{
     subscription::Update,
     testing::{Gate, ScriptedProvider, Step},
     tool::{Decision, ToolContext, tool_fn},
-    web::ui_messages::{AiSdkFrame, AiSdkStreamScope, AiSdkVersion},
+    web::ui_messages::{AiSdkFrame, AiSdkRunToStream, AiSdkVersion},
 };
 
 /// More events than any of these runs has.
@@ -62,7 +62,7 @@ async fn missed_end_of_a_run_is_the_same_end() {
                 let session = ending(kind, &gate).await;
                 let mut slow = Client::post(&session, level, submit(&[], "u1", "Hi")).await.unwrap();
                 gate.reached().await;
-                let fast = Client::start(&session, level, |_| (AiSdkStreamScope::InFlight, None)).await;
+                let fast = Client::start(&session, level, |_| (AiSdkRunToStream::InFlight, None)).await;
                 for _ in 0..seen {
                     slow.step().await;
                 }
@@ -190,7 +190,7 @@ async fn staged_prompt_ends_the_answer_before_it_also_if_its_start_was_missed() 
                 } else {
                     session.prompt("Hi").await.unwrap();
                     gate.reached().await;
-                    Client::start(&session, level, |_| (AiSdkStreamScope::InFlight, None)).await
+                    Client::start(&session, level, |_| (AiSdkRunToStream::InFlight, None)).await
                 };
                 session.prompt(Prompt::new("And?").with_id("u2")).await.unwrap();
                 client.until("text-delta").await;
@@ -237,7 +237,7 @@ async fn missed_pause_asks_for_all_decisions_and_missed_decisions_show_their_res
         assert_eq!(lasting(fold(&frames)), lasting(fold(&expected)));
         assert_eq!(frames.last(), expected.last());
 
-        let mut slow = Client::start(&session, level, |_| (AiSdkStreamScope::Decisions, None)).await;
+        let mut slow = Client::start(&session, level, |_| (AiSdkRunToStream::Decisions, None)).await;
         for (id, decision) in [("d1", Decision::Execute), ("d2", Decision::reject("No."))] {
             session.resume(id, decision).await.unwrap();
         }

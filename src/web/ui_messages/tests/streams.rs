@@ -16,7 +16,7 @@ use crate::{
     tool::{Tool, ToolContext, tool_fn},
     web::{
         testing::abandoned,
-        ui_messages::{AiSdkFrame, AiSdkStreamScope, AiSdkVersion},
+        ui_messages::{AiSdkFrame, AiSdkRunToStream, AiSdkVersion},
     },
 };
 
@@ -208,7 +208,7 @@ async fn abandoned_run_is_the_same_error_live_and_discarded_and_after_a_return()
             client.finish_with(abandoned).await;
             staged.finish_with(abandoned).await;
             let snapshot = session.snapshot().await.unwrap();
-            let ended = AiSdkStreamScope::Ended("u1".into(), RunOutcome::Abandoned);
+            let ended = AiSdkRunToStream::Ended("u1".into(), RunOutcome::Abandoned);
             let returned = begin(level, &snapshot, ended);
             for frames in [&client.frames, &staged.frames, &returned] {
                 check(level, frames);
@@ -300,7 +300,7 @@ async fn resumed_stream_replays_the_answer_in_flight() {
         let session = session([Step::tool_use("t1", "clock", zone()), last]).await;
         let first = Client::post(&session, level, submit(&[], "u1", "Hi")).await.unwrap();
         gate.reached().await;
-        let second = Client::start(&session, level, |_| (AiSdkStreamScope::InFlight, None)).await;
+        let second = Client::start(&session, level, |_| (AiSdkRunToStream::InFlight, None)).await;
         assert!(!second.frames.is_empty());
         gate.open();
         let (first, second) = (first.finish().await, second.finish().await);
@@ -355,7 +355,7 @@ async fn prompt_of_a_failed_run_that_is_sent_again_has_its_own_answer() {
         let first = ask(&session, level, "u1").await;
         let snapshot = session.snapshot().await.unwrap();
         let mut client =
-            Client::start(&session, level, |_| (AiSdkStreamScope::Prompt("u1".into()), None)).await;
+            Client::start(&session, level, |_| (AiSdkRunToStream::Prompt("u1".into()), None)).await;
         client.miss(0).await;
         let again = client.finish().await;
         check(level, &again);

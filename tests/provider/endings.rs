@@ -66,8 +66,9 @@ async fn stalled(
 
 #[tokio::test]
 async fn answer_left_open_after_its_finish_reason_ends_soon() {
-    for (wire, warnings) in [(Wire::Chat, 1), (Wire::Gemini, 0)] {
-        for rest in ["", "data: {\"half", ": keep-alive\n\n"] {
+    for (wire, warnings) in [(Wire::Chat, 1), (Wire::Gemini, 0), (Wire::Messages, 0)] {
+        let ping = "event: ping\ndata: {\"type\":\"ping\"}\n\n";
+        for rest in ["", "data: {\"half", ": keep-alive\n\n", ping] {
             let reply = wire.reply().piece(up_to_the_finish_reason(wire)).piece(rest);
             let (answer, waited) = stalled(wire, reply, Request::prompt("Hi"), Timeouts::default()).await;
             let answer = answer.unwrap_or_else(|error| panic!("{wire:?} {rest}: {error}"));
@@ -92,7 +93,7 @@ async fn answer_with_an_output_schema_left_open_after_its_finish_reason_ends_soo
 
 #[tokio::test]
 async fn answer_left_open_after_its_finish_reason_ends_within_a_shorter_limit() {
-    for wire in [Wire::Chat, Wire::Gemini] {
+    for wire in [Wire::Chat, Wire::Gemini, Wire::Messages] {
         let timeouts = Timeouts::default().with_between_chunks(Duration::from_secs(2));
         let reply = wire.reply().piece(up_to_the_finish_reason(wire));
         let (answer, waited) = stalled(wire, reply, Request::prompt("Hi"), timeouts).await;
@@ -104,8 +105,9 @@ async fn answer_left_open_after_its_finish_reason_ends_within_a_shorter_limit() 
 /// If no finish reason has arrived, the full limit for the time between two chunks applies.
 #[tokio::test]
 async fn answer_that_stalls_before_its_finish_reason_waits_for_the_whole_limit() {
-    for wire in [Wire::Chat, Wire::Gemini] {
-        let body: String = wire.text(&["Hello"]).iter().map(|event| wire.frame(event)).collect();
+    for wire in [Wire::Chat, Wire::Gemini, Wire::Messages] {
+        let events = [wire.begin(), wire.text(&["Hello"])].concat();
+        let body: String = events.iter().map(|event| wire.frame(event)).collect();
         let (answer, waited) =
             stalled(wire, wire.reply().piece(body), Request::prompt("Hi"), Timeouts::default()).await;
         assert!(answer.is_err() && waited >= Duration::from_mins(5), "{wire:?} {waited:?}");
@@ -196,7 +198,7 @@ fn continued(wire: Wire) -> String {
 
 #[tokio::test]
 async fn answer_that_stalls_in_text_after_its_finish_reason_fails() {
-    for wire in [Wire::Chat, Wire::Gemini] {
+    for wire in [Wire::Chat, Wire::Gemini, Wire::Messages] {
         let reply = wire.reply().piece(continued(wire));
         let (answer, waited) = stalled(wire, reply, Request::prompt("Hi"), Timeouts::default()).await;
         assert_eq!(answer.unwrap_err().kind, ProviderErrorKind::Timeout, "{wire:?}");

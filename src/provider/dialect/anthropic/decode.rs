@@ -121,12 +121,17 @@ impl Decoder for AnthropicDecoder {
         self.phase == AnthropicDecoderPhase::Done
     }
 
+    /// Some services omit the last event, and then perhaps keep the connection open with pings. Nothing is missing if a
+    /// stop reason follows blocks that have all ended.
+    fn is_complete(&self) -> bool {
+        self.has_ended && self.blocks.iter().all(|block| !block.open)
+    }
+
     fn end(&mut self, deltas: &mut Vec<Delta>) -> DecodeResult {
         if self.is_done() {
             return Ok(());
         }
-        // Some gateways omit the last event. Nothing is missing if a stop reason follows blocks that have all ended.
-        if self.has_ended && self.blocks.iter().all(|block| !block.open) {
+        if self.is_complete() {
             return self.message_stop("", deltas);
         }
         Err(ProviderError::new(

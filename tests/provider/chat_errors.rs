@@ -92,6 +92,17 @@ const BODIES: &[(u16, &str, ProviderErrorKind, bool, &str)] = &[
     (500, r#"{"error":{"message":"The length of prompt_tokens (5000) must be less than max_seq_len (4096)"}}"#, ContextTooLong, false, "4096"),
     (400, r#"{"error":"context overflow"}"#, ContextTooLong, false, "overflow"),
     (400, r#"{"object":"error","message":"The decoder prompt (length 10127) is longer than the maximum model length of 8192. Make sure that `max_model_len` is no smaller than the number of text tokens.","type":"BadRequestError","param":null,"code":400}"#, ContextTooLong, false, "10127"),
+    // SGLang, Z.ai, SiliconFlow, OpenRouter, Volcengine, and gateways to Bedrock.
+    (400, r#"{"error":{"code":400,"message":"Input length (600013 tokens) exceeds the maximum allowed length (536826 tokens). Use a shorter input or enable --allow-auto-truncate.","object":"error","param":null,"type":"BAD_REQUEST"},"model":"m"}"#, ContextTooLong, false, "600013"),
+    (400, r#"{"error":{"code":"1261","message":"Prompt too long"}}"#, ContextTooLong, false, "too long"),
+    (400, r#"{"error":{"code":"1210","message":"tokens in request more than max tokens allowed"}}"#, ContextTooLong, false, "max tokens"),
+    (400, r#"{"code":20015,"message":"number of input tokens (204703) has exceeded max_prompt_tokens (202752) limit.","data":null}"#, ContextTooLong, false, "204703"),
+    (400, r#"{"code":20015,"message":"number of input tokens (204703) has exceeded max_seq_len (131072) limit.","data":null}"#, ContextTooLong, false, "131072"),
+    (400, r#"{"error":{"code":400,"message":"Input length 301574 exceeds the maximum allowed input length of 262112 tokens."}}"#, ContextTooLong, false, "301574"),
+    (400, r#"{"error":{"code":"InvalidParameter","message":"Total tokens of image and text exceed max message tokens. Request id: 0217"}}"#, ContextTooLong, false, "0217"),
+    (400, r#"{"error":{"message":"Input Tokens Exceeded: Number of input tokens exceeds maximum length. Please update the input to try again."}}"#, ContextTooLong, false, "update"),
+    (429, r#"{"error":{"message":"Too many tokens, please wait before trying again."}}"#, RateLimit, true, "wait"),
+    (400, r#"{"error":{"message":"max_tokens (200000) exceeds the maximum of 64000"}}"#, InvalidRequest, false, "64000"),
     // Error replies that do not have the usual envelope `{"error": {…}}`.
     (400, r#"{"error":"model 'm' not found, try pulling it first"}"#, InvalidRequest, false, "try pulling"),
     (500, r#"{"error":"Internal Server Error","message":"it broke","status":500}"#, Service, true, "it broke"),
@@ -115,6 +126,14 @@ fn error_bodies_of_services_map_to_their_kind() {
         assert!(error.message.contains(part), "{status} {body}: {error}");
         assert_eq!((error.status, error.body.as_deref()), (Some(status), Some(body)));
     }
+}
+
+#[test]
+fn error_about_a_long_prompt_inside_an_answer_says_so() {
+    let data = r#"{"error":{"code":400,"message":"Input length (600013 tokens) exceeds the maximum allowed length (536826 tokens). Use a shorter input or enable --allow-auto-truncate.","object":"error","param":null,"type":"BAD_REQUEST"},"model":"m"}"#;
+    let mut decoder = ChatCompletions::default().decoder(&Request::default());
+    let error = decoder.decode(Frame::new("", data), &mut Vec::new()).unwrap_err();
+    assert_eq!(error.kind, ContextTooLong, "{error}");
 }
 
 /// Returns the error for a body before an answer and the error for the same body inside an answer, in every format.

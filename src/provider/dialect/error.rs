@@ -365,6 +365,7 @@ const TOO_LONG: &[(&str, ProviderErrorKind)] = &[
     ("maximum prompt length", ProviderErrorKind::ContextTooLong),
     ("maximum model length", ProviderErrorKind::ContextTooLong),
     ("prompt is too long", ProviderErrorKind::ContextTooLong),
+    ("prompt too long", ProviderErrorKind::ContextTooLong),
     ("prompt token count", ProviderErrorKind::ContextTooLong),
     ("input is too long", ProviderErrorKind::ContextTooLong),
     ("prompt exceeds max length", ProviderErrorKind::ContextTooLong),
@@ -383,6 +384,15 @@ const TOO_LONG: &[(&str, ProviderErrorKind)] = &[
     ("exceeds maximum input length", ProviderErrorKind::ContextTooLong),
     ("must be less than max_seq_len", ProviderErrorKind::ContextTooLong),
     ("context overflow", ProviderErrorKind::ContextTooLong),
+    ("more than max tokens allowed", ProviderErrorKind::ContextTooLong),
+    // SiliconFlow.
+    ("has exceeded max_prompt_tokens", ProviderErrorKind::ContextTooLong),
+    ("has exceeded max_seq_len", ProviderErrorKind::ContextTooLong),
+    // SGLang, OpenRouter, Volcengine and Bedrock.
+    ("tokens) exceeds the maximum allowed length (", ProviderErrorKind::ContextTooLong),
+    ("maximum allowed input length", ProviderErrorKind::ContextTooLong),
+    ("exceed max message tokens", ProviderErrorKind::ContextTooLong),
+    ("number of input tokens exceeds maximum length", ProviderErrorKind::ContextTooLong),
 ];
 
 fn find(rules: &[(&str, ProviderErrorKind)], message: &str) -> Option<ProviderErrorKind> {

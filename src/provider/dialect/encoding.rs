@@ -13,7 +13,8 @@ use crate::{
     message::{Attachment, Message, Role, Source, ToolUse},
     provider::{
         CacheHint, Effort, ModelInfo, Options, ProviderError, ProviderErrorKind, Request, ThinkingMode,
-        ToolChoice, UnsupportedAttachment, catalogue::OpenAiTraits,
+        ToolChoice, UnsupportedAttachment,
+        catalogue::{ModelTraits, OpenAiTraits},
     },
     setters::setters,
 };
@@ -305,6 +306,15 @@ pub(super) fn input_object(tool_use: &ToolUse) -> Value {
 /// Returns the input of a tool use as JSON text. The request must be valid even if the model wrote invalid JSON.
 pub(super) fn input_text(tool_use: &ToolUse) -> String {
     if tool_use.malformed.is_some() { "{}".to_owned() } else { tool_use.input.to_string() }
+}
+
+/// Returns whether the ids of the message's tool uses are sent unchanged, because the service of this request made them.
+/// Models such as Kimi K2 fail if their ids come back changed, and some gateways keep data in the ids. Claude and
+/// OpenAI's models reject the ids of other models, so their requests keep no ids: a gateway may offer all of them.
+pub(super) fn keeps_ids(request: &Request, message: &Message, format: &str) -> bool {
+    let (traits, unknown) = (request.traits(), ModelTraits::unknown());
+    let is_strict = traits.messages != unknown.messages || traits.openai != unknown.openai;
+    !is_strict && message.provider_data.contains_key(format)
 }
 
 /// Returns whether a tool choice forces the use of a tool.

@@ -314,7 +314,7 @@ impl AnthropicHistoryEncoder<'_> {
                 value.map(|value| (AnthropicBlockKind::Plain, value))
             }
             (Content::ToolUse(tool_use), Role::Assistant) => {
-                Some((AnthropicBlockKind::Plain, self.tool_use(tool_use, native)))
+                Some((AnthropicBlockKind::Plain, self.tool_use(tool_use, message, native)))
             }
             (Content::ToolResult(result), Role::User) if !self.void.contains(&result.tool_use_id) => {
                 Some((AnthropicBlockKind::ToolResult, self.tool_result(result)?))
@@ -329,9 +329,9 @@ impl AnthropicHistoryEncoder<'_> {
         Ok(block)
     }
 
-    fn tool_use(&mut self, tool_use: &ToolUse, native: bool) -> AnthropicObject {
+    fn tool_use(&mut self, tool_use: &ToolUse, message: &Message, native: bool) -> AnthropicObject {
         let input = self.names.input(&tool_use.name, encoding::input_object(tool_use));
-        let id = self.ids.assign(&tool_use.id);
+        let id = self.ids.assign(&tool_use.id, encoding::keeps_ids(self.request, message, NAME));
         self.void.remove(&tool_use.id);
         let name = self.names.get(&tool_use.name);
         let mut value = object(json!({"type": "tool_use", "id": id, "name": name, "input": input}));
@@ -443,9 +443,9 @@ fn citations(signature: &str) -> Option<Value> {
     (!citations.is_empty()).then_some(Value::Array(citations))
 }
 
-/// The ids of tool uses on the wire. They consist of characters that the service supports, and each id is unique in a
-/// conversation. An id depends only on earlier tool uses, so that the encoded beginning of a conversation stays the
-/// same when the conversation grows.
+/// The ids of tool uses on the wire. Each id is unique in a conversation, and consists of characters that the service
+/// supports, unless the service itself made the id. An id depends only on earlier tool uses, so that the encoded
+/// beginning of a conversation stays the same when the conversation grows.
 #[derive(Default)]
 struct AnthropicToolUseIds {
     taken: HashSet<String>,
@@ -457,8 +457,9 @@ struct AnthropicToolUseIds {
 }
 
 impl AnthropicToolUseIds {
-    fn assign(&mut self, id: &ToolUseId) -> String {
-        let stem = clean(id.as_str());
+    fn assign(&mut self, id: &ToolUseId, keeps: bool) -> String {
+        let own = Some(id.as_str()).filter(|id| keeps && !id.is_empty());
+        let stem = own.map_or_else(|| clean(id.as_str()), ToOwned::to_owned);
         let wanted = self.stems.entry(stem.clone()).or_default();
         let mut wire = stem.clone();
         loop {

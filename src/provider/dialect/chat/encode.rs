@@ -1,4 +1,4 @@
-use std::borrow::Cow;
+use std::{borrow::Cow, collections::HashSet};
 
 use serde_json::{Map, Value, json};
 
@@ -42,9 +42,9 @@ pub(super) fn encode(chat: &ChatCompletions, request: &Request) -> Result<Encode
     };
     let output = output_support(chat, request);
     let names = ToolNames::of(request, NAME_LIMIT, "");
+    let (messages, said, kept_ids) = (Vec::new(), Vec::new(), HashSet::new());
     let out = Encoded::default();
-    let mut encoder =
-        ChatEncoder { chat, request, names, traits, output, messages: Vec::new(), said: Vec::new(), out };
+    let mut encoder = ChatEncoder { chat, request, names, traits, output, messages, said, kept_ids, out };
     let (mut messages, passing) = encoder.messages()?;
     encoder.cache(&mut messages, passing);
     encoder.out.set("model", &*request.model);
@@ -76,6 +76,8 @@ struct ChatEncoder<'a> {
     messages: Vec<Value>,
     /// The content of the user message that ends `messages` once it is complete.
     said: Vec<ChatContentPart<'a>>,
+    /// The ids of tool uses that are sent unchanged.
+    kept_ids: HashSet<&'a str>,
     out: Encoded,
 }
 
@@ -286,7 +288,7 @@ impl<'a> ChatEncoder<'a> {
         for result in message.tool_results() {
             self.end_user_message();
             let content = self.tool_result(result, &mut parts)?;
-            let id = call_id(result.tool_use_id.as_str());
+            let id = self.call_id(result.tool_use_id.as_str());
             self.messages.push(json!({"role": "tool", "tool_call_id": id, "content": content}));
         }
         for block in &message.content {
@@ -326,7 +328,7 @@ impl<'a> ChatEncoder<'a> {
             }
         }
         if !attachments.is_empty() {
-            let id = call_id(result.tool_use_id.as_str());
+            let id = self.call_id(result.tool_use_id.as_str());
             let heading = format!("Files from the result of the tool {} (call {id}):", result.name);
             moved.push(ChatContentPart::Text(heading.into()));
             moved.append(&mut attachments);
@@ -347,7 +349,12 @@ impl<'a> ChatEncoder<'a> {
                 Content::Thinking(thinking) if message.is_native_to(NAME) && !thinking.text.is_empty() => {
                     reasoning.push(thinking.text.as_str());
                 }
-                Content::ToolUse(tool_use) => calls.push(self.call(tool_use, message.is_native_to(NAME))),
+                Content::ToolUse(tool_use) => {
+                    if encoding::keeps_ids(self.request, message, NAME) {
+                        self.kept_ids.insert(tool_use.id.as_str());
+                    }
+                    calls.push(self.call(tool_use, message.is_native_to(NAME)));
+                }
                 Content::ProviderItem(item) if item.format == NAME => self.item(&item.data, &mut extra),
                 Content::Attachment(attachment) => {
                     let why = "the wire format does not support files in assistant messages";
@@ -385,11 +392,19 @@ impl<'a> ChatEncoder<'a> {
         Ok(())
     }
 
+    /// Returns the id in a form that the service accepts. A call and its result get the same id.
+    fn call_id<'b>(&self, id: &'b str) -> Cow<'b, str> {
+        if !id.is_empty() && (id.len() <= ID_LIMIT || self.kept_ids.contains(id)) {
+            return Cow::Borrowed(id);
+        }
+        Cow::Owned(format!("call_{:016x}", hash(id)))
+    }
+
     fn call(&self, tool_use: &ToolUse, native: bool) -> Value {
         let name = self.names.get(&tool_use.name);
         let arguments = encoding::input_text(tool_use);
         let mut call = json!({
-            "id": call_id(tool_use.id.as_str()),
+            "id": self.call_id(tool_use.id.as_str()),
             "type": "function",
             "function": {"name": name, "arguments": arguments},
         });
@@ -483,14 +498,6 @@ impl<'a> ChatEncoder<'a> {
 /// Returns the name of a file. A file without a name gets a default name, because OpenAI rejects a file without one.
 fn file_name(attachment: &Attachment) -> &str {
     attachment.name.as_deref().unwrap_or("document.pdf")
-}
-
-/// Returns the id in a form that every service accepts. The same id gives the same result.
-fn call_id(id: &str) -> Cow<'_, str> {
-    if !id.is_empty() && id.len() <= ID_LIMIT {
-        return Cow::Borrowed(id);
-    }
-    Cow::Owned(format!("call_{:016x}", hash(id)))
 }
 
 /// Replaces an id that does not have the form of Mistral's own ids. The same id gives the same result.

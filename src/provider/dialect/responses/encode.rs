@@ -373,7 +373,7 @@ impl<'a> ResponsesInput<'a> {
                     let Some(part) = join(last, part, phase.as_ref()) else { continue };
                     assistant_message(part, phase)
                 }
-                Content::ToolUse(tool_use) => self.call(tool_use, native),
+                Content::ToolUse(tool_use) => self.call(tool_use, message, native),
                 Content::Attachment(attachment) => {
                     let why = "the wire format does not support files in assistant messages";
                     let text = mention(self.request, message, attachment, why)?;
@@ -411,11 +411,12 @@ impl<'a> ResponsesInput<'a> {
         item
     }
 
-    fn call(&mut self, tool_use: &'a ToolUse, native: bool) -> Value {
+    fn call(&mut self, tool_use: &'a ToolUse, message: &Message, native: bool) -> Value {
         let arguments = encoding::input_text(tool_use);
         // The item's own id is not sent. If it were sent, the service would look for the reasoning that belongs to the
         // item.
-        let id = self.ids.assign(tool_use.id.as_str());
+        let keeps_id = encoding::keeps_ids(self.request, message, NAME);
+        let id = self.ids.assign(tool_use.id.as_str(), keeps_id);
         self.sent.insert(tool_use.id.as_str());
         let name = self.names.get(&tool_use.name);
         let mut item = json!({"type": "function_call", "call_id": id, "name": name, "arguments": arguments});
@@ -557,9 +558,9 @@ fn reasoning_item(thinking: &Thinking, wanted: ReasoningItems) -> Option<Value> 
     goes.then_some(Value::Object(item))
 }
 
-/// The ids of tool calls on the wire. Each id has a length that the service accepts and is unique in a conversation. An
-/// id depends only on earlier calls, so that the encoded beginning of a conversation stays the same when the
-/// conversation grows.
+/// The ids of tool calls on the wire. Each id is unique in a conversation, and has a length that every service accepts,
+/// unless the service itself made the id. An id depends only on earlier calls, so that the encoded beginning of a
+/// conversation stays the same when the conversation grows.
 #[derive(Default)]
 struct ResponsesInputCallIds<'a> {
     taken: HashSet<String>,
@@ -569,12 +570,12 @@ struct ResponsesInputCallIds<'a> {
 }
 
 impl<'a> ResponsesInputCallIds<'a> {
-    fn assign(&mut self, id: &'a str) -> String {
+    fn assign(&mut self, id: &'a str, keeps: bool) -> String {
         let mut uses = self.sent.get(id).map_or(0, |(_, uses)| *uses);
         let wire = loop {
             uses += 1;
             let wire = match (uses, id) {
-                (1, id) if !id.is_empty() && id.len() <= ID_LIMIT => id.to_owned(),
+                (1, id) if !id.is_empty() && (keeps || id.len() <= ID_LIMIT) => id.to_owned(),
                 (1, id) => format!("call_{:016x}", hash(id)),
                 (_, id) => format!("call_{:016x}_{uses}", hash(id)),
             };

@@ -202,6 +202,7 @@ fn decode_finish_reason_maps_to_stop_reason() {
         ("end", StopReason::Stop),
         ("length", StopReason::Length),
         ("content_filter", StopReason::Refusal),
+        ("content_filter: RECITATION", StopReason::Refusal),
         ("sensitive", StopReason::Refusal),
         ("model_context_window_exceeded", StopReason::ContextLength),
         ("Moon_Phase", StopReason::Other("Moon_Phase".to_owned())),
@@ -209,6 +210,33 @@ fn decode_finish_reason_maps_to_stop_reason() {
         ("tool_calls", StopReason::Stop),
     ] {
         assert_eq!(stop(word), expected, "{word}");
+    }
+}
+
+/// Google's compatible endpoint adds its own word to the finish reason.
+#[test]
+fn decode_composite_finish_reason_without_a_message_has_the_meaning_of_its_first_part() {
+    let filtered = json!({"choices": [{"finish_reason": "content_filter: PROHIBITED_CONTENT", "index": 0}],
+        "model": "gemini-3.5-flash",
+        "usage": {"prompt_tokens": 10, "completion_tokens": 0, "total_tokens": 10}});
+    let folded = answer(&[filtered, json!("[DONE]")]).unwrap();
+    assert_eq!((folded.stop_reason, folded.usage.input), (StopReason::Refusal, 10));
+    assert!(folded.message.content.is_empty());
+}
+
+#[test]
+fn decode_malformed_call_of_gemini_is_a_retryable_error() {
+    for choice in [
+        json!({"finish_reason": "function_call_filter: MALFORMED_FUNCTION_CALL", "index": 0,
+            "delta": {"role": "assistant"}}),
+        json!({"finish_reason": "MALFORMED_FUNCTION_CALL", "index": 0, "delta": {}}),
+        json!({"finish_reason": "stop", "native_finish_reason": "MALFORMED_FUNCTION_CALL", "index": 0,
+            "delta": {"content": ""}}),
+        json!({"finish_reason": "stop", "native_finish_reason": "UNEXPECTED_TOOL_CALL", "index": 0,
+            "delta": {"content": ""}}),
+    ] {
+        let error = answer(&[json!({"choices": [choice]}), json!("[DONE]")]).unwrap_err();
+        assert_eq!((error.kind, error.retryable), (ProviderErrorKind::Service, true), "{choice}");
     }
 }
 

@@ -549,7 +549,9 @@ impl Decoder for ChatDecoder {
 
 /// Returns the meaning of a finish reason, or the failure that it reports as an error.
 fn finish_reason(word: &str) -> Result<Option<StopReason>, &'static str> {
-    Ok(Some(match word.to_ascii_lowercase().as_str() {
+    let lower = word.to_ascii_lowercase();
+    // Google's compatible endpoint adds its own word: `content_filter: RECITATION`.
+    Ok(Some(match lower.split(':').next().unwrap_or_default().trim_end() {
         // KoboldCpp sends the word `null` until the response ends.
         "" | "null" | "none" => return Ok(None),
         "stop" | "eos" | "end" | "end_turn" => StopReason::Stop,
@@ -562,6 +564,13 @@ fn finish_reason(word: &str) -> Result<Option<StopReason>, &'static str> {
         // `error_finish` is Alibaba's word.
         "error" | "error_finish" => {
             return Err("the service ended the response with an unspecified error");
+        }
+        // The words of Google's models for an unreadable call or response. A retry gives a different response.
+        "function_call_filter"
+        | "malformed_function_call"
+        | "malformed_response"
+        | "unexpected_tool_call" => {
+            return Err("the model wrote an unreadable call");
         }
         // The word of vLLM and Z.ai for a response that the server broke off.
         "abort" => return Err("the service broke off the response"),

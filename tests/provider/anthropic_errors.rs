@@ -115,6 +115,19 @@ fn decode_malformed_events_are_decoding_errors() {
 }
 
 #[test]
+fn decode_stop_reason_that_announces_a_tool_use_without_any_block_is_a_retryable_error() {
+    let reason = |word: &str| {
+        json!({"type": "message_delta",
+            "delta": {"stop_reason": word, "stop_sequence": null, "stop_details": null},
+            "usage": {"output_tokens": 5}})
+    };
+    let last = json!({"type": "message_stop"});
+    let error = decode(&[start(), reason("tool_use"), last.clone()]).unwrap_err();
+    assert_eq!((error.kind, error.retryable), (ProviderErrorKind::Service, true), "{error}");
+    decode(&[start(), reason("end_turn"), last]).unwrap();
+}
+
+#[test]
 fn decode_delta_for_a_block_that_has_ended_is_a_decoding_error() {
     let late = delta(0, json!({"type": "text_delta", "text": "x"}));
     let events = [start(), block(0, json!({"type": "text"})), stop(0), late];

@@ -241,6 +241,21 @@ fn decode_malformed_call_of_gemini_is_a_retryable_error() {
 }
 
 #[test]
+fn decode_finish_reason_that_promises_calls_without_any_content_is_a_retryable_error() {
+    let empty = json!({"choices": [{"index": 0, "delta": {"role": "assistant", "content": "", "tool_calls": []},
+        "finish_reason": "tool_calls"}]});
+    for events in [vec![empty.clone(), json!("[DONE]")], vec![empty], vec![finish("function_call")]] {
+        let error = answer(&events).unwrap_err();
+        assert_eq!((error.kind, error.retryable), (ProviderErrorKind::Service, true), "{events:?}");
+    }
+    // The only call is one that this crate cannot answer.
+    let custom = delta(json!({"tool_calls": [{"index": 0, "id": "a", "type": "custom",
+        "custom": {"name": "f", "input": "x"}}]}));
+    let folded = answer(&[custom, finish("tool_calls"), json!("[DONE]")]).unwrap();
+    assert_eq!((folded.stop_reason, folded.warnings.len()), (StopReason::Stop, 1));
+}
+
+#[test]
 fn decode_finish_reason_that_only_says_null_is_absent() {
     for word in ["null", "none", "None"] {
         let part = |text: &str| {

@@ -55,7 +55,8 @@ pub(super) struct AnthropicDecoder {
     usage_warned: bool,
     /// The provider data of the message. After each change, the complete data is emitted.
     data: Map<String, Value>,
-    has_stop_reason: bool,
+    /// The last stop reason.
+    stop_reason: Option<StopReason>,
     /// Whether a stop reason has arrived after the last block.
     has_ended: bool,
     /// The number of bytes collected for provider items.
@@ -406,8 +407,9 @@ impl AnthropicDecoder {
         for (key, value) in members {
             self.data.extend(value.clone().map(|value| (key.to_owned(), value)));
         }
-        self.has_stop_reason |= !word.is_empty();
-        (!word.is_empty()).then(|| stop_reason(word))
+        let reason = (!word.is_empty()).then(|| stop_reason(word));
+        self.stop_reason = reason.clone().or_else(|| self.stop_reason.take());
+        reason
     }
 
     fn message_stop(&mut self, data: &str, deltas: &mut Vec<Delta>) -> DecodeResult {
@@ -415,7 +417,11 @@ impl AnthropicDecoder {
         for position in self.void..self.blocks.len() {
             self.complete(position, deltas);
         }
-        if !self.has_stop_reason {
+        if self.stop_reason == Some(StopReason::ToolUse) && self.blocks.len() == self.void {
+            let message = "the response announces a tool use, but has no content";
+            return Err(ProviderError::new(ProviderErrorKind::Service, message).with_body(data));
+        }
+        if self.stop_reason.is_none() {
             // This is the last event, so the response is complete. Some services send no stop reason, so derive one
             // from the blocks.
             let counting = &self.blocks[self.void..];

@@ -204,7 +204,7 @@ pub(super) struct ChatDecoder {
     streamed: bool,
     /// Whether the warning about a differing text was emitted.
     warned: bool,
-    /// Whether text or an image has arrived.
+    /// Whether text, an image or the call of a custom tool has arrived.
     answered: bool,
     refused: bool,
     has_audio: bool,
@@ -393,6 +393,7 @@ impl ChatDecoder {
         if let Some(custom) = call.custom {
             // Only the first piece of a call has the name.
             let name = custom["name"].as_str().filter(|name| !name.is_empty());
+            self.answered = true;
             deltas.extend(name.map(|name| {
                 Delta::warning(format!(
                     "the call of the custom tool `{name}` is not kept: this crate cannot answer it"
@@ -489,6 +490,10 @@ impl ChatDecoder {
         let reason = match reason {
             None if self.blocks.count == 0 => return Err(self.truncated()),
             None | Some(StopReason::Stop | StopReason::ToolUse) if self.refused => StopReason::Refusal,
+            Some(StopReason::ToolUse) if self.blocks.count == 0 && !wants_tools && !self.answered => {
+                let message = "the response announces a tool call, but has no content";
+                return Err(ProviderError::new(ProviderErrorKind::Service, message));
+            }
             // Some servers send `stop` although the response contains calls, and some servers do the reverse.
             None | Some(StopReason::Stop | StopReason::ToolUse) if wants_tools => StopReason::ToolUse,
             None | Some(StopReason::Stop | StopReason::ToolUse) => StopReason::Stop,

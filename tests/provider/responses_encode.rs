@@ -552,6 +552,19 @@ fn encode_reasoning_is_sent_back_in_the_form_of_the_service() {
 }
 
 #[test]
+fn encode_reasoning_is_omitted_for_a_model_that_does_not_reason() {
+    let item = json!({"type": "reasoning", "id": "rs_1", "summary": [], "encrypted_content": "ZW5j"});
+    for (model, kinds) in [("gpt-4.1", &["message"][..]), ("gpt-5.2", &["reasoning", "message"])] {
+        let mut request = Request::new(History::from_iter([reasoned(item.clone(), "Yes.")]));
+        request.model = model.into();
+        let body = encode(&OpenAiResponses::openai(), &request);
+        let sent = body["input"].as_array().unwrap().iter().map(|item| item["type"].as_str().unwrap());
+        assert_eq!(sent.collect::<Vec<_>>(), kinds, "{model}");
+        assert_eq!(body.get("include").is_some(), kinds.len() > 1, "{model}");
+    }
+}
+
+#[test]
 fn encode_reasoning_followed_by_nothing_is_omitted() {
     let item = json!({"type": "reasoning", "id": "rs_1", "summary": [], "encrypted_content": "ZW5j"});
     let sent = plain([reasoned(item.clone(), ""), Message::user("Well?")]);

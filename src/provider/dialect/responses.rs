@@ -61,7 +61,7 @@ pub struct OpenAiResponses {
     user_first: bool,
 }
 
-/// The reasoning items that are sent back to a model with the conversation.
+/// The reasoning items that are sent back to a model with the conversation. Models that do not reason get none.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ReasoningItems {

@@ -58,12 +58,14 @@ pub(super) fn encode(format: &OpenAiResponses, request: &Request) -> Result<Enco
     let mut encoder =
         ResponsesEncoder { format, request, names: &names, traits, output, out: Encoded::default() };
     encoder.out.set("model", &*request.model);
-    let mut input = ResponsesInput::of(request, &names, format)?;
+    // The service rejects a history with reasoning if the model cannot reason.
+    let reasoning = if traits.reasons() { format.reasoning } else { ReasoningItems::Never };
+    let mut input = ResponsesInput::of(request, &names, format, reasoning)?;
     encoder.instructions(&mut input);
     encoder.out.set("input", input);
     encoder.out.set("stream", true);
     encoder.out.set("store", false);
-    if format.reasoning != ReasoningItems::Never && traits.reasons() {
+    if reasoning != ReasoningItems::Never {
         encoder.out.set("include", json!(["reasoning.encrypted_content"]));
     }
     encoder.tools();
@@ -270,11 +272,11 @@ impl<'a> ResponsesInput<'a> {
         request: &'a Request,
         names: &'a ToolNames<'a>,
         format: &OpenAiResponses,
+        reasoning: ReasoningItems,
     ) -> Result<Vec<Value>, ProviderError> {
         let ids = ResponsesInputCallIds::default();
         let items = request.history.iter().flat_map(|message| &message.content).filter_map(own_item);
         let answered = items.filter_map(answered).collect();
-        let reasoning = format.reasoning;
         let continues = request.options.extra().is_some_and(|extra| {
             extra.contains_key("previous_response_id") || extra.contains_key("conversation")
         });

@@ -318,6 +318,17 @@ fn decode_usage_with_reasoning_outside_the_completion_counts_both() {
     let counted = usage(json!({"prompt_tokens": 10, "completion_tokens": 5, "total_tokens": 35,
         "completion_tokens_details": {"reasoning_tokens": 20}}));
     assert_eq!((counted.output, counted.reasoning), (25, 20));
+    // Some gateways to Gemini count the reasoning only in the total.
+    let counted = usage(json!({"prompt_tokens": 20, "completion_tokens": 198, "total_tokens": 623}));
+    assert_eq!((counted.input, counted.output), (20, 603));
+    for total in [json!(30), json!(0), json!(null)] {
+        let counted = usage(json!({"prompt_tokens": 20, "completion_tokens": 198, "total_tokens": total}));
+        assert_eq!((counted.input, counted.output), (20, 198), "{total}");
+    }
+    // Other gateways count the tokens of the cache only in the total.
+    let counted = usage(json!({"prompt_tokens": 4, "completion_tokens": 103, "total_tokens": 1510,
+        "prompt_tokens_details": {"cached_tokens": 1403}}));
+    assert_eq!((counted.cache_read, counted.output), (4, 103));
 }
 
 #[test]

@@ -420,6 +420,14 @@ fn decode_contradictory_usage_stays_in_bounds() {
 }
 
 #[test]
+fn decode_usage_with_reasoning_outside_the_output_counts_both() {
+    let end = json!({"type": "response.completed", "response": {"usage": {"input_tokens": 20,
+        "output_tokens": 198, "output_tokens_details": {"reasoning_tokens": 405}, "total_tokens": 623}}});
+    let usage = answer(&[end]).usage;
+    assert_eq!((usage.input, usage.output, usage.reasoning), (20, 603, 405));
+}
+
+#[test]
 fn decode_events_after_the_end_of_an_item_change_nothing() {
     let folded = answer(&[
         done(0, message("msg_1", "Hello")),

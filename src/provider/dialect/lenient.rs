@@ -260,6 +260,21 @@ impl<'v> ReportedUsage<'v> {
         self.read(path, |value| amount(value).filter(|amount| amount.is_finite() && *amount >= 0.0))
     }
 
+    /// Returns `usage` with its reasoning tokens. The output of some services does not include them, which the total
+    /// shows: at xAI, the total is the sum of the prompt, output and reasoning tokens. Gateways to Gemini count reasoning
+    /// tokens only in the total. At other gateways, the rest of the total are tokens of a cache.
+    pub(super) fn with_reasoning(&mut self, usage: Usage, reasoning: Option<u64>) -> Usage {
+        let prompt = usage.input + usage.cache_read + usage.cache_write;
+        let rest = self.count(&["total_tokens"]).unwrap_or(0).saturating_sub(prompt);
+        let is_apart = match reasoning {
+            Some(reasoning) => usage.output.checked_add(reasoning) == Some(rest),
+            None => prompt > 0 && usage.input == prompt && usage.output < rest,
+        };
+        let reasoning = reasoning.unwrap_or(0);
+        let output = if is_apart { rest } else { usage.output.max(reasoning) };
+        Usage { output, reasoning, ..usage }
+    }
+
     /// Returns the cost of the request in US dollars, which OpenRouter reports. If the user's own key at the underlying
     /// service was used, `cost` contains only OpenRouter's fee, because the service itself charges for the tokens:
     /// <https://openrouter.ai/docs/use-cases/byok>. Then the cost is known only with the service's part.

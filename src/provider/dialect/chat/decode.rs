@@ -613,22 +613,16 @@ fn read_usage(report: &mut ReportedUsage<'_>) -> Usage {
         .or_else(|| report.count(&["cached_tokens"]));
     let cache_read = cached.unwrap_or(0).min(prompt);
     let cache_write = written.unwrap_or(0).min(prompt - cache_read);
-    let reasoning = report.count(&["completion_tokens_details", "reasoning_tokens"]).unwrap_or(0);
-    let mut output = report.count(&["completion_tokens"]).unwrap_or(0);
-    let total = report.count(&["total_tokens"]);
-    // xAI's count of completion tokens does not include reasoning tokens. Such a count is recognised by the total,
-    // which is then the sum of the prompt, completion and reasoning tokens.
-    if total.is_some() && total == prompt.checked_add(output).and_then(|sum| sum.checked_add(reasoning)) {
-        output = output.saturating_add(reasoning);
-    }
-    Usage {
+    let reasoning = report.count(&["completion_tokens_details", "reasoning_tokens"]);
+    let usage = Usage {
         input: prompt - cache_read - cache_write,
         cache_read,
         cache_write,
-        output: output.max(reasoning),
-        reasoning,
+        output: report.count(&["completion_tokens"]).unwrap_or(0),
+        reasoning: 0,
         cost: report.cost(),
-    }
+    };
+    report.with_reasoning(usage, reasoning)
 }
 
 /// The entries of `reasoning_details`, assembled from their fragments. They have to be sent back complete, unchanged

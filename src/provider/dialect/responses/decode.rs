@@ -290,15 +290,16 @@ fn read_usage(report: &mut ReportedUsage<'_>) -> Usage {
     // OpenRouter reports the tokens that were written to the cache under this name.
     let written = report.count(&["input_tokens_details", "cache_write_tokens"]).unwrap_or(0);
     let cache_write = written.min(prompt - cache_read);
-    let reasoning = report.count(&["output_tokens_details", "reasoning_tokens"]).unwrap_or(0);
-    Usage {
+    let reasoning = report.count(&["output_tokens_details", "reasoning_tokens"]);
+    let usage = Usage {
         input: prompt - cache_read - cache_write,
         cache_read,
         cache_write,
-        output: report.count(&["output_tokens"]).unwrap_or(0).max(reasoning),
-        reasoning,
+        output: report.count(&["output_tokens"]).unwrap_or(0),
+        reasoning: 0,
         cost: report.cost(),
-    }
+    };
+    report.with_reasoning(usage, reasoning)
 }
 
 /// The items of one response. Finds the item that an event belongs to, and applies the event to that item.

@@ -352,6 +352,9 @@ const PHRASES: &[(&str, ProviderErrorKind)] = &[
     ("insufficient balance", ProviderErrorKind::Quota),
     ("insufficient credits", ProviderErrorKind::Quota),
     ("more credits", ProviderErrorKind::Quota),
+    // Anthropic sends the first phrase with status 400, and Z.ai sends the second one with 429.
+    ("specified api usage limits", ProviderErrorKind::Quota),
+    ("limit will reset at", ProviderErrorKind::Quota),
     ("api key not valid", ProviderErrorKind::Auth),
     ("invalid api key", ProviderErrorKind::Auth),
     ("incorrect api key", ProviderErrorKind::Auth),

@@ -200,6 +200,7 @@ fn decode_finish_reason_maps_to_stop_reason() {
         ("stop", StopReason::Stop),
         ("STOP", StopReason::Stop),
         ("end", StopReason::Stop),
+        ("eos_token", StopReason::Stop),
         ("length", StopReason::Length),
         ("content_filter", StopReason::Refusal),
         ("content_filter: RECITATION", StopReason::Refusal),

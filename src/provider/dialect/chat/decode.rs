@@ -559,7 +559,7 @@ fn finish_reason(word: &str) -> Result<Option<StopReason>, &'static str> {
     Ok(Some(match lower.split(':').next().unwrap_or_default().trim_end() {
         // KoboldCpp sends the word `null` until the response ends.
         "" | "null" | "none" => return Ok(None),
-        "stop" | "eos" | "end" | "end_turn" => StopReason::Stop,
+        "stop" | "eos" | "eos_token" | "end" | "end_turn" => StopReason::Stop,
         "stop_sequence" => StopReason::StopSequence,
         "length" | "max_tokens" | "model_length" => StopReason::Length,
         "model_context_window_exceeded" => StopReason::ContextLength,

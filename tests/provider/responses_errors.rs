@@ -86,6 +86,29 @@ fn error_inside_an_answer_maps_to_its_kind_in_every_shape() {
 }
 
 #[test]
+fn error_in_an_event_named_response_error_maps_to_its_kind_without_an_error_member() {
+    let unavailable = json!({"type": "response.error", "status": 503, "response": {"error":
+        {"type": "invalid_request_error", "code": "model_unavailable", "message": "Model unavailable"}}});
+    for (event, kind, part) in [
+        (
+            json!({"type": "response.error", "message": "context_length_exceeded"}),
+            ContextTooLong,
+            "context_length_exceeded",
+        ),
+        (unavailable, Overloaded, "Model unavailable"),
+        (
+            json!({"type": "response.error", "error": {"code": "invalid_prompt", "message": "No."}}),
+            InvalidRequest,
+            "No.",
+        ),
+    ] {
+        let error = decode(&[created(), event.clone()]).unwrap_err();
+        assert_eq!(error.kind, kind, "{event}: {error}");
+        assert!(error.message.contains(part), "{event}: {error}");
+    }
+}
+
+#[test]
 fn error_inside_an_answer_keeps_the_wait_that_its_text_states() {
     let message = "Rate limit reached for m on tokens per min (TPM). Please try again in 17.252s.";
     let error = json!({"code": "rate_limit_exceeded", "message": message});

@@ -119,7 +119,8 @@ impl ErrorReport {
         let mut nested = outer.values().filter_map(|member| member.get("error"));
         let wrapped = if own.is_some() { None } else { nested.find(|error| is_error(error)) };
         let speaks = ["message", "msg", "detail", "code", "type"].iter().any(|key| {
-            outer.get(*key).is_some_and(|word| is_error(word) && !word.is_object() && word != "error")
+            let is_event = |word: &Value| word == "error" || word == "response.error";
+            outer.get(*key).is_some_and(|word| is_error(word) && !word.is_object() && !is_event(word))
         });
         match own.or(wrapped.filter(|_| !speaks)) {
             Some(Value::Object(inner)) => report.read_object(inner, depth),

@@ -221,7 +221,7 @@ impl ResponsesDecoder {
                 };
                 self.finish(kind, &response, data, deltas)
             }
-            "error" => Err(error::from_event(data)),
+            "error" | "response.error" => Err(error::from_event(data)),
             "" if event.object.as_str() == "response" => match serde_json::from_str(data) {
                 Ok(response) => self.finish(kind, &response, data, deltas),
                 Err(cause) => Err(bad("the response is not a JSON object", data).with_source(cause)),

@@ -22,6 +22,8 @@
 //!   with the interval of the sweep.
 //! - A store or a conversation fails: each failure doubles the delay of the next attempt.
 //! - The opening fails: the row stays. Only a refusal of the prompt itself moves it.
+//! - The prompt is staged, and the run before it fails or is cancelled: the row stays. If somebody withdraws the prompt,
+//!   the row moves.
 //! - Many openings are slow: a sweep waits for none of them. It ends, and the next opening that is done begins another one,
 //!   with a fresh list.
 //! - Somebody closes the session during the run: the close stores what is kept, and the schedule moves.
@@ -77,7 +79,8 @@ impl Manager {
     /// Any manager with a [starter](super::ManagerBuilder::starter) that shares the store sends the prompt. Without a
     /// starter, or with a [sweep](super::Sweep) that is off, this manager only stores the schedule. The starter gets the
     /// cause [`WakeCause::Schedule`]. If the conversation is open in another process, only that process can send the
-    /// prompt, so it needs a starter, too. If a run is active, the prompt is staged.
+    /// prompt, so it needs a starter, too. If a run is active, the prompt is staged. It is sent again if that run fails or
+    /// is cancelled.
     /// If the prompt is refused for good, the event [`NotFired`](super::ManagerEvent::NotFired) reports it, and the
     /// schedule continues with its next time.
     ///
@@ -525,9 +528,11 @@ impl Firing {
             Ok((session, None)) => {
                 // A run can take days. It keeps neither the manager nor the place of the opening.
                 drop((inner, place));
-                match session.outcome(prompt).await {
-                    // The prompt was in the tree, or was withdrawn or returned unused.
+                match session.outcome(prompt.clone()).await {
                     Err(error) if error.kind() != ErrorKind::UnknownPrompt => return Err(error),
+                    // The run for whose end it waited has failed or was cancelled, so a later sweep sends it.
+                    Err(error) if was_returned(&session, &prompt).await? => return Err(error),
+                    // Otherwise, the prompt was in the tree, or was withdrawn.
                     _ => stored(&session).await?,
                 }
             }
@@ -611,6 +616,12 @@ async fn in_time<T>(
 fn too_late(limit: Duration) -> StoreError {
     let late = io::Error::new(io::ErrorKind::TimedOut, format!("no answer within {limit:?}"));
     StoreError::failed("sweep the schedules", late)
+}
+
+/// Returns whether the last run has ended without this prompt, which was staged.
+async fn was_returned(session: &Session, prompt: &PromptId) -> Result<bool, Error> {
+    let last = session.snapshot().await?.agent.last_run;
+    Ok(last.is_some_and(|end| end.staged.iter().any(|staged| staged.id.as_ref() == Some(prompt))))
 }
 
 /// Waits until the session has stored what it has. If somebody has closed it in the meantime, this is its last act.

@@ -245,6 +245,27 @@ async fn schedule_of_a_busy_conversation_is_staged_and_never_overlaps() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn staged_prompt_of_a_schedule_is_sent_again_after_a_cancel_and_not_after_a_withdrawal() {
+    for is_withdrawn in [false, true] {
+        let rig = Rig::gated(Duration::from_secs(1)).await;
+        let session = rig.manager.get(&id("a")).unwrap();
+        session.prompt("Hello").await.unwrap();
+        rig.manager.schedule(&id("a"), "r", Schedule::after(Duration::from_secs(10), "Go")).await.unwrap();
+        sleep(Duration::from_secs(12)).await;
+        let staged = session.snapshot().await.unwrap().agent.staged;
+        if is_withdrawn {
+            session.unstage(staged[0].id.clone().unwrap()).await.unwrap();
+        }
+        session.cancel().await.unwrap();
+        open(&rig.gate);
+        sleep(Duration::from_mins(2)).await;
+        assert_eq!(rig.listed().await, Vec::new());
+        let times = if is_withdrawn { 0 } else { 1 };
+        assert_eq!((rig.asked().len(), sent(&rig.store, &id("a")).await.len()), (1 + times, times));
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn prompt_that_is_refused_for_good_is_reported_and_the_schedule_moves_on() {
     let rig = Rig::new(Duration::from_secs(1)).await;
     let mut events = rig.manager.subscribe();

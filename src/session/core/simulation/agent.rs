@@ -34,6 +34,8 @@ pub(super) struct Agent {
     pub(super) compacts: bool,
     /// The compaction in progress.
     pub(super) compacting: Option<Underway>,
+    /// The number of prompts that have joined the turn since the last answer.
+    joined: usize,
     /// Whether the run gives another answer to a message of an earlier run.
     pub(super) is_again: bool,
     /// The settings of the prompt in flight.
@@ -95,6 +97,7 @@ impl Agent {
             pending: Vec::new(),
             compacts: false,
             compacting: None,
+            joined: 0,
             is_again: false,
             settings: None,
             runs: false,
@@ -184,6 +187,7 @@ impl Agent {
                 // The request fails and is repeated.
                 self.breaks_off(RequestEnd::Void, rng);
             }
+            self.joined = 0;
             self.add(answer(self.messages, rng));
             return self.step(rng);
         }
@@ -193,6 +197,27 @@ impl Agent {
             uses.iter().map(|open| ToolResult::ok(open, Text::new("done")).into()).collect()
         };
         self.add(message(Role::User, content));
+        if !uses.is_empty() && rng.percent(25) {
+            self.joined = 1 + rng.below(2);
+            (0..self.joined).for_each(|_| self.join());
+        }
+    }
+
+    /// Adds a staged prompt to the turn in flight, after the results of its tools.
+    fn join(&mut self) {
+        self.messages += 1;
+        let text = Text::new("!".repeat(1 + self.messages as usize % 200));
+        self.add(message(Role::User, vec![text.into()]));
+    }
+
+    /// Stages the prompts again that have joined the turn and are not answered, as before a commit. A compaction behind
+    /// them is removed, too.
+    fn leave_step(&mut self) {
+        let left = std::mem::take(&mut self.joined);
+        while left > 0 && self.pending.last().is_some_and(|last| last.compaction.is_some()) {
+            self.pending.pop();
+        }
+        self.pending.truncate(self.pending.len() - left);
     }
 
     /// Ends a request. Its usage is sometimes unknown.
@@ -223,7 +248,7 @@ impl Agent {
     /// Starts a turn. Each turn gets a unique id, because the simulation compares the ends of runs across restarts of the
     /// session.
     pub(super) fn begin_turn(&mut self) {
-        (self.turns, self.request) = (self.turns + 1, 0);
+        (self.turns, self.request, self.joined) = (self.turns + 1, 0, 0);
         self.turn = TurnId::new(u128::from(self.last.life) << 32 | u128::from(self.turns));
     }
 
@@ -311,8 +336,9 @@ impl Agent {
             self.breaks_off(if is_cancelled { RequestEnd::Cancelled } else { RequestEnd::Failed }, rng);
         }
         self.become_(Status::Idle);
-        let committed = !is_cancelled && self.may_end() && rng.percent(50);
+        let committed = !is_cancelled && (self.joined > 0 || self.may_end()) && rng.percent(50);
         if committed {
+            self.leave_step();
             self.history.extend(self.pending.iter().cloned());
             self.before = None;
         }

@@ -17,6 +17,8 @@ use omni_agent::{
     manager::OpenOptions,
     message::{Role, Timestamp, UsageSum},
     provider::Request,
+    run::Accepted,
+    session::Session,
     store::{Filter, MemoryStore, Store},
     testing::{ScriptedProvider, Step},
     tool::{Answer, Replay, Schema, Tool, ToolContext, ToolError, ToolOutput, tool_fn},
@@ -28,6 +30,9 @@ use tokio::{
 };
 
 use super::world::{Dice, Kind, Requested, World, prompt_of, usage_of};
+
+/// The time after the end of a call within which the run that it guards is interrupted.
+const LATEST_GUARDED: Duration = Duration::from_millis(10);
 
 /// A process.
 pub(crate) struct Life {
@@ -44,6 +49,8 @@ pub(crate) struct Life {
     pub(crate) is_leaving: AtomicBool,
     /// The calls that run, by the paths of their sub-agents.
     calls: Mutex<BTreeSet<String>>,
+    /// The sessions whose runs are guarded by calls of tools.
+    guarded: Mutex<Vec<Session>>,
     pub(crate) shared: Option<SharedBudget>,
     /// The requests of all earlier lives that the shared budget knows.
     pub(crate) known: u64,
@@ -74,6 +81,7 @@ impl Life {
             death: Notify::new(),
             is_leaving: AtomicBool::new(false),
             calls: Mutex::default(),
+            guarded: Mutex::default(),
             shared,
             known: known.requests,
             known_tokens: known.usage.total(),
@@ -195,8 +203,44 @@ impl Life {
         }
     }
 
+    /// Prompts another session, whose run must end with the call. The session stays open.
+    async fn guard(self: &Arc<Self>, id: &str, context: &ToolContext) -> Result<(), ToolError> {
+        let end = Arc::new(Mutex::new(None::<Instant>));
+        let (life, name, ended) = (Arc::clone(self), id.to_owned(), Arc::clone(&end));
+        let provider = ScriptedProvider::from_fn(move |request| {
+            if life.dies("a guarded request") {
+                return Step::new().hang();
+            }
+            if ended.lock().unwrap().is_some_and(|end| end.elapsed() > LATEST_GUARDED) {
+                life.world.breach(format!("the run that {name} guards continues after the call"));
+            }
+            let mut dice = life.dice(&name);
+            let step = Step::new().then_text(["Well,"]).wait(dice.time(60));
+            let count = request.history.len();
+            if count > 8 { step } else { step.then_tool_use(&format!("m{count}"), "more", json!({})) }.stop()
+        });
+        let more = tool_fn("more", "Works.", async |_: Value, _| Ok::<_, ToolError>("more"));
+        let agent = Agent::builder().model(provider.model()).tool(more);
+        let session = Session::builder(MemoryStore::new()).agent(agent).create().await?;
+        self.guarded.lock().unwrap().push(session.clone());
+        let Accepted::Started { turn } = session.prompt("Hi").await? else { panic!("a new session is idle") };
+        let _end = GuardedEnd(end);
+        let _guard = context.guard_run(&session, turn);
+        session.wait_until_idle().await?;
+        Ok(())
+    }
+
     fn dice(&self, name: &str) -> Dice {
         Dice::new(self.world.shape.seed, &format!("{name}@{}", self.number))
+    }
+}
+
+/// Notes the time at which a call of a tool ends that guards a run.
+struct GuardedEnd(Arc<Mutex<Option<Instant>>>);
+
+impl Drop for GuardedEnd {
+    fn drop(&mut self) {
+        *self.0.lock().unwrap() = Some(Instant::now());
     }
 }
 
@@ -253,6 +297,9 @@ fn tool(life: &Arc<Life>, kind: Kind) -> impl Tool {
                     other => format!("{other:?}"),
                 };
             }
+            if kind == Kind::Guard {
+                life.guard(&id, &context).await?;
+            }
             let mut dice = life.dice(&id);
             let most = if dice.percent(10) { 2_000 } else { 80 };
             sleep(dice.time(most)).await;
@@ -260,7 +307,11 @@ fn tool(life: &Arc<Life>, kind: Kind) -> impl Tool {
             Ok(did(&id, &mark))
         }
     });
-    tool.with_replay(if matches!(kind, Kind::Keyed | Kind::Question) { Replay::Keyed } else { Replay::Never })
+    tool.with_replay(if matches!(kind, Kind::Keyed | Kind::Question | Kind::Guard) {
+        Replay::Keyed
+    } else {
+        Replay::Never
+    })
 }
 
 /// An agent of any level.

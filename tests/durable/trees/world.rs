@@ -70,10 +70,12 @@ pub(crate) enum Kind {
     Asked,
     /// A tool that asks a question, and may run again.
     Question,
+    /// A tool that prompts another session, guards its run, and may run again.
+    Guard,
 }
 
 impl Kind {
-    pub(crate) const TOOLS: [Self; 4] = [Self::Keyed, Self::Never, Self::Asked, Self::Question];
+    pub(crate) const TOOLS: [Self; 5] = [Self::Keyed, Self::Never, Self::Asked, Self::Question, Self::Guard];
 
     pub(crate) fn name(self) -> &'static str {
         match self {
@@ -82,6 +84,7 @@ impl Kind {
             Self::Never => "never",
             Self::Asked => "asked",
             Self::Question => "question",
+            Self::Guard => "guard",
         }
     }
 }

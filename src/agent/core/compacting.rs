@@ -33,6 +33,8 @@ const FREED_SHARE: f64 = 0.25;
 const CLEARED_SHARE: f64 = 0.6;
 /// The share of the room for a request for a summary that has to be shortened, and for what is kept after an overflow.
 const SUMMARY_SHARE: f64 = 0.9;
+/// The number of times that a request for a summary is halved.
+const MOST_SHORTENED: u8 = 3;
 /// The least room for a requested compaction, in tokens, if the context window of the model is not known.
 const UNKNOWN_ROOM: u64 = 32_000;
 /// The share for kept prompts of the room that the system prompt and the tools leave.
@@ -44,7 +46,7 @@ in the language of the conversation and in at most 1,000 words. State the reques
 the decisions, the results with their exact names, numbers and paths, what failed, and what is left to do. If the \
 conversation begins with a summary, include what still matters of it. Use no tools, and answer with the summary alone.";
 
-const CUT_OFF: &str = "[The oldest messages are not shown, because they do not fit.]";
+const CUT_OFF: &str = "[Messages are not shown here, because they do not fit.]";
 
 impl AgentCore {
     /// Calls `prepare_step` for the turn's next request. If the conversation is too large, it is compacted before. The
@@ -148,7 +150,8 @@ impl AgentCore {
         }
     }
 
-    /// Asks the next backup model for the summary. If there is none, ends the compaction that failed: the step continues
+    /// If the writer has refused the request for the summary because of its size, sends it half as long. Otherwise, asks the
+    /// next backup model for the summary. If there is none, ends the compaction that failed: the step continues
     /// or, if its request was refused, fails.
     pub(super) fn compaction_failed(
         &mut self,
@@ -157,10 +160,15 @@ impl AgentCore {
         failure: Failure,
         cx: &mut CoreInputContext<'_>,
     ) {
+        let is_too_long = matches!(&failure, Failure::Provider { error } if error.kind == ProviderErrorKind::ContextTooLong);
+        if is_too_long && plan.shortened < MOST_SHORTENED {
+            plan.shortened += 1;
+            return self.summarise(turn, plan, cx);
+        }
         let is_free = |(_, model): &(u8, &Model)| (cx.replay)(model) != Replay::Never;
         let next = turn.next_writers(&plan, &failure, cx.config).find(is_free).map(|(index, _)| index);
         if next.is_some() {
-            plan.backup = next;
+            (plan.backup, plan.shortened) = (next, 0);
             return self.summarise(turn, plan, cx);
         }
         turn.end_failed_compaction(&plan, &failure, cx);
@@ -275,16 +283,30 @@ impl Turn {
         room(model.info()?, &config.settings.options.overlaid(&self.origin.prompt.options))
     }
 
-    /// Returns the conversation that is sent for the planned summary. It is shortened if its writer is another model, and
-    /// has less room.
+    /// Returns the conversation that is sent for the planned summary. It is shortened if its writer has too little room.
     pub(in crate::agent) fn to_summarise(&self, plan: &CompactionPlan, config: &Config) -> History {
-        let other = Some(self.writer(plan, config)).filter(|writer| *writer != self.model_in(config));
-        let Some(room) = other.and_then(|model| self.room(model, config)) else {
-            return plan.history.clone();
+        let writer = self.writer(plan, config);
+        let is_own = writer == self.model_in(config);
+        let fixed = fixed(self, config);
+        let size = fixed + plan.history.iter().map(|message| message.estimated_tokens()).sum::<u64>();
+        // The plan has the size of the conversation that the turn's own model counts.
+        let instruction = plan.history.last().map_or(0, |message| message.estimated_tokens());
+        let counted = if is_own { plan.size.saturating_add(instruction) } else { size };
+        let refused = plan.refused.as_ref().filter(|_| is_own).map(|_| plan.size);
+        let room = self.room(writer, config).into_iter().chain(refused).min();
+        let limit = room.map(|room| times(room, SUMMARY_SHARE));
+        let fits = if is_own && refused.is_none() { room } else { limit };
+        let limit = match limit {
+            Some(limit) if fits.is_some_and(|fits| counted > fits) => {
+                // What has to be removed, in estimated tokens.
+                let (estimated, of) = if is_own { (self.whole(config), plan.size.max(1)) } else { (1, 1) };
+                let excess = u128::from(counted - limit) * u128::from(estimated) / u128::from(of);
+                size.saturating_sub(u64::try_from(excess).unwrap_or(u64::MAX))
+            }
+            _ => size,
         };
-        let limit = times(room, SUMMARY_SHARE).saturating_sub(fixed(self, config));
-        let size = plan.history.iter().map(|message| message.estimated_tokens()).sum::<u64>();
-        if size > limit { fitting(&plan.history, limit) } else { plan.history.clone() }
+        let limit = limit >> plan.shortened;
+        if size > limit { fitting(plan, limit.saturating_sub(fixed)) } else { plan.history.clone() }
     }
 
     /// Returns the estimated size of the next request.
@@ -471,6 +493,8 @@ fn planned(
 ) -> Option<CompactionPlan> {
     let all = turn.working.all();
     let is_overflow = trigger == CompactionTrigger::Overflow;
+    // The service has refused what this room would hold, so the room is not the service's.
+    let known_room = known_room.filter(|room| !is_overflow || size > *room);
     let room = known_room.unwrap_or(if is_overflow { size.max(1) } else { size.max(UNKNOWN_ROOM) });
     let share = |share: f64| times(room, share);
     let free = room.saturating_sub(fixed);
@@ -504,10 +528,12 @@ fn planned(
         tail => tail,
     };
     let freed = |to: usize| sent[..to].iter().map(|own| own.tokens - own.bare.min(own.tokens)).sum::<u64>();
-    let plan = CompactionPlan { kept: count(index(tail), end), ..CompactionPlan::new(trigger, size) };
+    let plan = CompactionPlan::new(trigger, size);
+    // What an earlier compaction has cleared stays so.
+    let whole = |from: usize| index(from).max(whole_from).min(end);
     let clearing = |to: usize| {
         let ready = old_text.clone().map_or((false, NO_SUMMARY.to_owned()), |text| (true, text));
-        let (kept, cleared) = (count(index(to), end), count(start, index(to)));
+        let (kept, cleared) = (count(whole(to), end), count(start, whole(to)));
         CompactionPlan { kept, cleared, ready: Some(ready), ..plan.clone() }
     };
     let saved = freed(tail);
@@ -531,15 +557,9 @@ fn planned(
     if trigger == CompactionTrigger::Size && is_futile {
         return None;
     }
-    let (kept, cleared) = if is_too_large && last_prompt > tail {
-        (count(index(last_prompt), end), count(index(tail), index(last_prompt)))
-    } else {
-        (plan.kept, 0)
-    };
+    let from = whole(if is_too_large { last_prompt.max(tail) } else { tail });
+    let (kept, cleared) = (count(from, end), count(index(tail), from));
     let mut history = before.sent();
-    if is_overflow {
-        history = fitting(&history, most);
-    }
     let mut instruction = INSTRUCTION.to_owned();
     if let Some(more) = &policy.instructions {
         instruction.extend(["\n\n", &**more]);
@@ -555,7 +575,9 @@ fn planned(
     } else {
         String::new()
     };
-    Some(CompactionPlan { kept, cleared, history, prompts, ..plan })
+    let has_summary = old_text.is_some();
+    let replaced = tail + usize::from(has_summary);
+    Some(CompactionPlan { kept, cleared, history, has_summary, replaced, prompts, ..plan })
 }
 
 /// Returns the place of the first message that is sent unchanged. This is the prompt of the oldest turn to keep, or a
@@ -597,29 +619,48 @@ fn begins_turn(sent: &[MeasuredMessage<'_>], place: usize, in_flight: Option<Tur
     later.first().is_some_and(|own| own.message.is_prompt()) && (before.is_none() || before != after)
 }
 
-/// Returns the newest messages of a conversation, cleared except for the last answer, as far as they have at most `limit`
-/// tokens, but at least the last two: without them, an instruction at the end would have nothing to summarise.
-fn fitting(history: &History, limit: u64) -> History {
-    // A service can require the thinking of the answer whose tools have just run.
-    let last = history.iter().rposition(|message| message.role == Role::Assistant);
-    let shortened = |(index, message): (usize, &Arc<Message>)| match last {
-        Some(last) if last == index => Arc::clone(message),
-        _ => Arc::new(cleared(message, ClearingReason::Room)),
+/// Returns the conversation of a plan with at most `limit` tokens, as far as this is possible. Its messages are cleared,
+/// except for the last answer. If this is not enough, the messages are omitted that the summary does not replace, and then
+/// the oldest ones. An earlier summary and the instruction always stay, and the first message unless it is large.
+fn fitting(plan: &CompactionPlan, limit: u64) -> History {
+    let shortened = |messages: &[Arc<Message>]| -> Vec<Arc<Message>> {
+        // A service can require the thinking of the answer whose tools have just run.
+        let last = messages.iter().rposition(|message| message.role == Role::Assistant);
+        let one = |(index, message): (usize, &Arc<Message>)| match last {
+            Some(last) if last == index => Arc::clone(message),
+            _ => Arc::new(cleared(message, ClearingReason::Room)),
+        };
+        messages.iter().enumerate().map(one).collect()
     };
-    let bare: Vec<Arc<Message>> = history.iter().enumerate().map(shortened).collect();
-    let mut tokens = 0;
+    let tokens = |messages: &[Arc<Message>]| messages.iter().map(|own| own.estimated_tokens()).sum::<u64>();
+    let all: Vec<_> = plan.history.iter().cloned().collect();
+    let Some((instruction, all)) = all.split_last() else { return plan.history.clone() };
+    let limit = limit.saturating_sub(instruction.estimated_tokens());
+    let mut rest = shortened(all);
+    if tokens(&rest) > limit {
+        rest = shortened(&all[..plan.replaced.min(all.len())]);
+    }
+    // The first message is an earlier summary, or the prompt that states the task.
+    let stays = plan.has_summary || rest.first().is_some_and(|own| own.estimated_tokens() <= limit / 2);
+    let head: Vec<_> = rest.drain(..usize::from(stays).min(rest.len())).collect();
+    let limit = limit.saturating_sub(tokens(&head));
+    let mut size = 0;
     let fits = |message: &&Arc<Message>| {
-        tokens += message.estimated_tokens();
-        tokens <= limit
+        size += message.estimated_tokens();
+        size <= limit
     };
-    let first = bare.len() - bare.iter().rev().take_while(fits).count();
-    let mut first = first.min(bare.len().saturating_sub(2));
+    let mut first = rest.len() - rest.iter().rev().take_while(fits).count();
     // Results can't be sent without their tool uses.
-    while bare.get(first).is_some_and(|message| message.tool_results().next().is_some()) {
+    while rest.get(first).is_some_and(|message| message.tool_results().next().is_some()) {
         first += 1;
     }
+    if first == rest.len() {
+        let begins = |message: &Arc<Message>| message.tool_results().next().is_none();
+        first = rest.iter().rposition(begins).unwrap_or(first);
+    }
     let note = (first > 0).then(|| Arc::new(Message::user(CUT_OFF).with_timestamp(Timestamp(0))));
-    note.into_iter().chain(bare[first..].iter().cloned()).collect()
+    let rest = rest.into_iter().skip(first);
+    head.into_iter().chain(note).chain(rest).chain([Arc::clone(instruction)]).collect()
 }
 
 /// Returns the texts of the prompts before `end`, the newest first, as far as they have at most `limit` tokens.

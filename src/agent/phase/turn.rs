@@ -221,6 +221,12 @@ pub(crate) struct CompactionPlan {
     pub(crate) ready: Option<(bool, String)>,
     /// The conversation to be summarised, with the instruction at its end.
     pub(crate) history: History,
+    /// Whether this conversation begins with the summary of an earlier compaction.
+    pub(crate) has_summary: bool,
+    /// The number of its messages that the summary replaces. The others are kept anyway.
+    pub(crate) replaced: usize,
+    /// The number of times that the writer has refused the request because of its size. Each one halves the next request.
+    pub(crate) shortened: u8,
     /// The text that is added to the summary.
     pub(crate) prompts: String,
     /// Whether the model must not use tools, because it has used tools instead of writing a summary.
@@ -242,6 +248,9 @@ impl CompactionPlan {
             cleared: 0,
             ready: None,
             history: History::new(),
+            has_summary: false,
+            replaced: 0,
+            shortened: 0,
             prompts: String::new(),
             forbids_tools: false,
             backup: None,

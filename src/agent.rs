@@ -410,7 +410,25 @@ impl Agent {
     /// whose `handle_event` was not polled yet remains queued and is handled next. Returns [`ErrorKind::Ended`] if
     /// the agent has ended.
     pub async fn cancel(&self) -> Result<(), Error> {
-        self.call(AgentCommand::Cancel).await?
+        self.call(|reply| AgentCommand::Cancel(None, reply)).await?
+    }
+
+    /// Cancels the run like [`cancel`](Self::cancel) if this turn is in flight. Otherwise, returns `false` and changes
+    /// nothing.
+    #[cfg(feature = "web")]
+    pub(crate) async fn cancel_turn(&self, turn: TurnId) -> Result<bool, Error> {
+        self.end_turn(|reply| AgentCommand::Cancel(Some(turn), reply)).await
+    }
+
+    async fn end_turn(
+        &self,
+        command: impl FnOnce(AgentReplyTx<Result<(), Error>>) -> AgentCommand,
+    ) -> Result<bool, Error> {
+        match self.call(command).await? {
+            Ok(()) => Ok(true),
+            Err(error) if error.kind() == ErrorKind::Idle => Ok(false),
+            Err(error) => Err(error),
+        }
     }
 
     /// Ends the run at once and keeps as much of the run as possible.
@@ -432,11 +450,7 @@ impl Agent {
     /// Ends the run like [`interrupt`](Self::interrupt) if this turn is in flight. Otherwise, returns `false` and
     /// changes nothing, so that a late caller never ends the run of somebody else.
     pub(crate) async fn interrupt_turn(&self, turn: TurnId) -> Result<bool, Error> {
-        match self.call(|reply| AgentCommand::Interrupt(Some(turn), reply)).await? {
-            Ok(()) => Ok(true),
-            Err(error) if error.kind() == ErrorKind::Idle => Ok(false),
-            Err(error) => Err(error),
-        }
+        self.end_turn(|reply| AgentCommand::Interrupt(Some(turn), reply)).await
     }
 
     /// Sends an application event to [`AgentCallbacks::handle_event`]. That callback is called with the event when no
@@ -617,7 +631,7 @@ impl Agent {
     /// Cancels the run without waiting. If the queue of commands is full, nothing happens.
     pub(super) fn cancel_now(&self) {
         let (reply, _) = tokio::sync::oneshot::channel();
-        let _ = self.commands.try_send(Box::new(AgentCommand::Cancel(reply)));
+        let _ = self.commands.try_send(Box::new(AgentCommand::Cancel(None, reply)));
     }
 
     /// Returns a handle that does not keep the agent alive.

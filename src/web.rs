@@ -219,6 +219,10 @@ pub struct WebLimits {
     pub stream_lifetime: Duration,
     /// The silence after which a stream sends a comment: 15 seconds by default.
     pub keep_alive: Duration,
+    /// The maximum time in which a client takes the next part of a stream: 2 minutes by default. After this time, the
+    /// stream ends, so that a client that never reads does not count as a reader for ever. The run of the stream
+    /// continues. If the client reads later, the body fails.
+    pub send_timeout: Duration,
 }
 
 setters! {
@@ -226,7 +230,7 @@ setters! {
     with_bodies_per_principal(bodies_per_principal: usize), with_bodies(bodies: usize),
     with_streams_per_principal(streams_per_principal: usize), with_streams(streams: usize), with_page(page: usize),
     with_room_timeout(room_timeout: Duration), with_stream_lifetime(stream_lifetime: Duration),
-    with_keep_alive(keep_alive: Duration)
+    with_keep_alive(keep_alive: Duration), with_send_timeout(send_timeout: Duration)
 }
 
 impl Default for WebLimits {
@@ -242,6 +246,7 @@ impl Default for WebLimits {
             room_timeout: Duration::from_secs(30),
             stream_lifetime: Duration::from_mins(15),
             keep_alive: Duration::from_secs(15),
+            send_timeout: Duration::from_mins(2),
         }
     }
 }
@@ -286,7 +291,7 @@ impl Web {
     /// | `POST /chat` | sends a message, an edit, decisions or results, or answers again; responds with the stream |
     /// | `GET /chat/{chat}/stream` | the answer that is streaming, from its start; 204 if there is none |
     /// | `GET /chat/{chat}/messages` | the messages that a page loads |
-    /// | `POST /chat/{chat}/stop?discard=` | stops the run and keeps its text, or discards the run |
+    /// | `POST /chat/{chat}/stop?message=&discard=` | stops the run of this prompt or answer and keeps its text, or discards the run |
     /// | `GET /chat/{chat}/files/{message}/{block}` | the bytes of an attachment |
     /// | `POST /chat/{chat}/commands` | runs a [`SessionCommand`](crate::session::SessionCommand), such as a decision with another input |
     ///
@@ -337,7 +342,7 @@ impl Web {
     /// | --- | --- |
     /// | `POST /` | runs the agent, and answers with the events of the run |
     /// | `GET /{thread}?runId=&protocolVersion=` | joins the active run; if no run is active, sends the messages |
-    /// | `POST /{thread}/stop?discard=` | ends the run, and keeps its text unless `discard` is `true` |
+    /// | `POST /{thread}/stop?runId=&discard=` | ends the run, and keeps its text unless `discard` is `true` |
     /// | `GET /{thread}/files/{message}/{block}` | the bytes of an attachment |
     ///
     /// The thread is the conversation. Each tool use that waits for a decision is an interrupt. Its answer has the

@@ -56,7 +56,8 @@ pub(super) enum AgentCommand {
     Compact(Compact, CallerSpan, AskResponseTx),
     Unstage(PromptId, AgentReplyTx<AgentCommandResult<Arc<Prompt>>>),
     Resume(ResumeDecisions, AgentReplyTx<AgentCommandResult<()>>),
-    Cancel(AgentReplyTx<AgentCommandResult<()>>),
+    /// If a turn is given, the run is cancelled only while this turn is in flight.
+    Cancel(Option<TurnId>, AgentReplyTx<AgentCommandResult<()>>),
     /// If a turn is given, the run is interrupted only while this turn is in flight.
     Interrupt(Option<TurnId>, AgentReplyTx<AgentCommandResult<()>>),
     Notify(AppEvent, AgentReplyTx<AgentCommandResult<()>>),

@@ -139,6 +139,12 @@ impl Session {
         self.on_agent(async |agent| agent.interrupt_turn(turn).await).await
     }
 
+    /// Cancels the run if this turn is in flight. Otherwise, returns `false` and changes nothing.
+    #[cfg(feature = "web")]
+    pub(crate) async fn cancel_turn(&self, turn: TurnId) -> Result<bool, Error> {
+        self.on_agent(async |agent| agent.cancel_turn(turn).await).await
+    }
+
     /// Sends an application event to the agent's callbacks: see [`Agent::notify`](crate::agent::Agent::notify).
     ///
     /// # Errors

@@ -8,15 +8,15 @@ use std::io;
 
 use axum::{
     Router,
-    http::{HeaderValue, StatusCode, header},
-    response::{IntoResponse, Response, Sse, sse::Event as SseEvent},
+    http::{HeaderValue, StatusCode},
+    response::{IntoResponse, Response, sse::Event as SseEvent},
 };
 use futures_util::stream;
 use serde::Deserialize;
 
 use super::{
     Action, AuthorizedClient, Problem, Web,
-    front::readers::WebRunReader,
+    front::{readers::WebRunReader, stop::RunToStop},
     gate::WebRequest,
     requests::decided_by,
     routes::{self, Route, command, file, routes},
@@ -62,6 +62,9 @@ struct AiSdkQuery {
     /// Whether a stop discards the run.
     #[serde(default)]
     discard: bool,
+    /// The id of the prompt or of the answer whose run a stop means.
+    #[serde(default)]
+    message: Option<String>,
 }
 
 const fn seven() -> u8 {
@@ -150,15 +153,10 @@ async fn list(call: WebRequest) -> Result<Response, Problem> {
 }
 
 async fn stop(call: WebRequest) -> Result<Response, Problem> {
-    let discard = call.query::<AiSdkQuery>()?.discard;
-    let stop = |session: Session| async move {
-        if discard { session.cancel().await } else { session.interrupt().await }
-    };
-    match stop(call.session(Action::Stop).await?).await {
-        // `Idle` means that the run had ended before the user stopped it, which counts as success.
-        Err(error) if error.kind() != ErrorKind::Idle => Err(error.into()),
-        _ => Ok(StatusCode::NO_CONTENT.into_response()),
-    }
+    let AiSdkQuery { discard, message, .. } = call.query()?;
+    // If the run had ended before the user stopped it, the stop counts as success.
+    call.stop(message.map(RunToStop::Message), discard).await?;
+    Ok(StatusCode::NO_CONTENT.into_response())
 }
 
 /// The state of a response.
@@ -248,6 +246,7 @@ fn respond(
     (updates, seen): (SessionSubscription, EventId),
     (permit, reader): (LoadPermit, Option<WebRunReader>),
 ) -> Response {
+    let cut = reader.as_ref().map(WebRunReader::server_end).unwrap_or_default();
     let reply = AiSdkResponseState {
         client: call.client.clone(),
         ui,
@@ -262,10 +261,7 @@ fn respond(
     };
     let frames =
         stream::unfold(reply, |mut reply| async move { reply.next().await.map(|frame| (frame, reply)) });
-    let mut response = Sse::new(frames).keep_alive(call.web.keep_alive()).into_response();
-    let headers = response.headers_mut();
-    headers.insert("x-vercel-ai-ui-message-stream", HeaderValue::from_static("v1"));
-    headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-cache"));
-    headers.insert("x-accel-buffering", HeaderValue::from_static("no"));
+    let mut response = call.web.respond(frames, cut);
+    response.headers_mut().insert("x-vercel-ai-ui-message-stream", HeaderValue::from_static("v1"));
     response
 }

@@ -12,7 +12,7 @@ use std::{
     task::{Context, Poll},
 };
 
-use axum::response::{IntoResponse, Response, Sse, sse::Event as Frame};
+use axum::response::{Response, sse::Event as Frame};
 use futures_core::Stream;
 use futures_util::{
     StreamExt,
@@ -204,11 +204,7 @@ pub(super) fn respond(
         _permit: permit,
     };
     let frames = stream::unfold(feed, |mut feed| async move { feed.next().await.map(|frame| (frame, feed)) });
-    let mut response = Sse::new(frames).keep_alive(web.keep_alive()).into_response();
-    let headers = response.headers_mut();
-    headers.insert("cache-control", axum::http::HeaderValue::from_static("no-cache"));
-    headers.insert("x-accel-buffering", axum::http::HeaderValue::from_static("no"));
-    response
+    web.respond(frames, CancellationToken::new())
 }
 
 /// Opens a conversation, unless it is open, and returns its updates.

@@ -4,9 +4,11 @@
 //! - `exchange` groups the messages of a conversation as a chat shows them.
 //! - `intent` finds the commands that a posted request asks for.
 //! - `readers` counts the open streams of each conversation, and ends runs that nobody reads any more.
+//! - `stop` ends the run that a client means, and no other.
 //! - `files` turns files into addresses, and addresses back into files.
 
 pub(super) mod exchange;
 pub(super) mod files;
 pub(super) mod intent;
 pub(super) mod readers;
+pub(super) mod stop;

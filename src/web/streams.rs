@@ -1,14 +1,35 @@
 //! The open streams and the bytes of bodies in work, in all and per principal.
+//!
+//! A server polls the body of a response only while its connection has room. So a stream whose client has stopped reading
+//! learns neither of its lifetime nor of its end. A task per stream watches this: a body that has given out bytes and is not
+//! polled again within [`WebLimits::send_timeout`](super::WebLimits::send_timeout) is dropped, with its subscriptions and
+//! its permit.
 
 use std::{
     collections::HashMap,
     pin::Pin,
-    sync::{Arc, Mutex},
+    sync::{Arc, Mutex, Weak},
+    task::{Context, Poll},
+    time::Duration,
 };
 
-use axum::{body::Body, http::StatusCode, response::sse::KeepAlive};
+use axum::{
+    BoxError,
+    body::{Body, BodyDataStream, Bytes},
+    http::{HeaderValue, StatusCode, header},
+    response::{
+        IntoResponse, Response, Sse,
+        sse::{Event, KeepAlive},
+    },
+};
+use futures_core::Stream;
 use futures_util::StreamExt;
-use tokio::time::{Sleep, sleep};
+use tokio::{
+    task::JoinHandle,
+    time::{Instant, Sleep, sleep, sleep_until},
+};
+use tokio_util::sync::CancellationToken;
+use tracing::Instrument;
 
 use super::{
     Principal, Problem, Web,
@@ -90,6 +111,69 @@ impl Drop for LoadPermit {
     }
 }
 
+/// The part of a body that was not sent.
+struct UnsentBody {
+    /// `None` when the body has ended, or was dropped because its client has stopped reading.
+    rest: Option<BodyDataStream>,
+    /// The time since which the body waits for its connection. `None` while the body itself has nothing to send.
+    waits_since: Option<Instant>,
+}
+
+/// A body whose client must take its bytes within a time.
+struct BoundedBody {
+    body: Arc<Mutex<UnsentBody>>,
+    watch: JoinHandle<()>,
+    has_ended: bool,
+}
+
+impl Stream for BoundedBody {
+    type Item = Result<Bytes, axum::Error>;
+
+    fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        if self.has_ended {
+            return Poll::Ready(None);
+        }
+        let next = {
+            let mut body = lock(&self.body);
+            let next = match &mut body.rest {
+                Some(rest) => rest.poll_next_unpin(context),
+                None => Poll::Ready(Some(Err(axum::Error::new("the client has not read the stream")))),
+            };
+            body.waits_since = next.is_ready().then(Instant::now);
+            next
+        };
+        self.has_ended = matches!(next, Poll::Ready(None | Some(Err(_))));
+        next
+    }
+}
+
+impl Drop for BoundedBody {
+    fn drop(&mut self) {
+        self.watch.abort();
+    }
+}
+
+/// Drops the rest of the body if its connection takes nothing for this time.
+async fn watch(body: Weak<Mutex<UnsentBody>>, timeout: Duration, cut: CancellationToken) {
+    loop {
+        let now = Instant::now();
+        let due = {
+            let Some(body) = body.upgrade() else { return };
+            let mut body = lock(&body);
+            let due = body.waits_since.unwrap_or(now) + timeout;
+            (due > now).then_some(due).ok_or_else(|| body.rest.take())
+        };
+        match due {
+            Ok(due) => sleep_until(due).await,
+            Err(rest) => {
+                cut.cancel();
+                drop(rest);
+                return;
+            }
+        }
+    }
+}
+
 impl WebRequest {
     /// Counts a stream of the principal: see [`Web::open_stream`].
     pub(super) fn open_stream(&self) -> Result<LoadPermit, Problem> {
@@ -105,9 +189,29 @@ impl Web {
         Box::pin(sleep(scaled(self.0.limits.stream_lifetime, share)))
     }
 
-    /// Returns the setting that keeps a silent stream alive.
-    pub(super) fn keep_alive(&self) -> KeepAlive {
-        KeepAlive::new().interval(self.0.limits.keep_alive.clamp(SHORTEST_INTERVAL, NEVER))
+    /// Returns the response with a stream of events. If the client stops reading, cancels `cut` and drops the events.
+    pub(super) fn respond<S, E>(&self, events: S, cut: CancellationToken) -> Response
+    where
+        S: Stream<Item = Result<Event, E>> + Send + 'static,
+        E: Into<BoxError> + 'static,
+    {
+        let keep_alive = self.0.limits.keep_alive.clamp(SHORTEST_INTERVAL, NEVER);
+        let events = Sse::new(events).keep_alive(KeepAlive::new().interval(keep_alive));
+        let mut response = events.into_response().map(|body| self.bounded(body, cut));
+        let headers = response.headers_mut();
+        headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-cache"));
+        headers.insert("x-accel-buffering", HeaderValue::from_static("no"));
+        response
+    }
+
+    /// Bounds the time in which the client takes the next bytes of this body. After it, cancels `cut` and drops the body.
+    pub(crate) fn bounded(&self, body: Body, cut: CancellationToken) -> Body {
+        let (rest, waits_since) = (Some(body.into_data_stream()), Some(Instant::now()));
+        let body = Arc::new(Mutex::new(UnsentBody { rest, waits_since }));
+        let watch =
+            watch(Arc::downgrade(&body), self.0.limits.send_timeout.clamp(SHORTEST_INTERVAL, NEVER), cut);
+        let watch = tokio::spawn(watch.in_current_span());
+        Body::from_stream(BoundedBody { body, watch, has_ended: false })
     }
 
     /// Adds a load to a permit of this web.

@@ -88,7 +88,7 @@ async fn message_after_an_approval_is_accepted_with_it_or_without_the_permission
         let id = app.create("ann").await;
         app.post("ann", "/api/chat", submit(&id, "Hi")).await;
         let part = json!({ "type": "tool-lookup", "toolCallId": "t1", "state": "approval-responded",
-                           "input": { "what": "it" }, "approval": { "id": "t1", "approved": true } });
+                           "approval": { "id": app.pause(&id, "t1").await, "approved": true } });
         let mut body = submit(&id, "Hi");
         body["messages"].as_array_mut().unwrap().extend([
             json!({ "id": "a-u1", "role": "assistant", "parts": [part] }),
@@ -113,10 +113,10 @@ async fn approval_of_a_repeated_id_is_that_of_the_last_part() {
     let app = App::new([pause, Step::text("One.")]);
     let id = app.create("ann").await;
     app.post("ann", "/api/chat", submit(&id, "Hi")).await;
-    // Clients mark all parts with the id of the approval.
-    let parts = [("other", true), ("it", false)].map(|(what, approved)| {
-        json!({ "type": "tool-lookup", "toolCallId": "t1", "state": "approval-responded", "input": { "what": what },
-                "approval": { "id": "t1", "approved": approved } })
+    let pause = app.pause(&id, "t1").await;
+    let parts = [true, false].map(|approved| {
+        json!({ "type": "tool-lookup", "toolCallId": "t1", "state": "approval-responded",
+                "approval": { "id": pause, "approved": approved } })
     });
     let mut body = submit(&id, "Hi");
     let answered = json!({ "id": "a-u1", "role": "assistant", "parts": parts });

@@ -327,7 +327,7 @@ async fn continued_run_that_is_left_is_interrupted() {
     let app = App::with([pause(), halves(&Gate::new())], leaving);
     let id = app.create("ann").await;
     Tab::open(&app, Protocol::AiSdk.ask(&id, "u1")).await.end().await;
-    drop(Tab::open(&app, approve(&id, "u1")).await.until("Half").await);
+    drop(Tab::open(&app, approve(&app, &id, "u1").await).await.until("Half").await);
     ends(&app, &id).await;
     assert_eq!(texts(&app, &id).await.last().unwrap(), "Half");
 
@@ -348,9 +348,9 @@ fn ask_again(id: &str, message: &str) -> Request<Body> {
 }
 
 /// Returns the request of the AI SDK that approves the tool use `t1` after this message.
-fn approve(id: &str, message: &str) -> Request<Body> {
+async fn approve(app: &App, id: &str, message: &str) -> Request<Body> {
     let answer = json!({ "type": "tool-lookup", "toolCallId": "t1", "state": "approval-responded",
-                         "approval": { "id": "t1", "approved": true } });
+                         "approval": { "id": app.pause(id, "t1").await, "approved": true } });
     let mut body = submit(id, message, message);
     let messages = body["messages"].as_array_mut().unwrap();
     messages.push(json!({ "id": "a-1", "role": "assistant", "parts": [answer] }));
@@ -370,7 +370,7 @@ async fn staged_prompt_of_others_that_follows_a_left_run_without_a_prompt_contin
             let app = App::with([first, halves(&own), halves(&other)], leaving);
             let id = app.create("ann").await;
             Tab::open(&app, Protocol::AiSdk.ask(&id, "u1")).await.end().await;
-            let again = if is_decided { approve(&id, "u1") } else { ask_again(&id, "u1") };
+            let again = if is_decided { approve(&app, &id, "u1").await } else { ask_again(&id, "u1") };
             let tab = Tab::open(&app, again).await.until("Half").await;
             app.post("boss", &format!("/agent/conversations/{id}/commands"), prompt("other")).await;
             drop(tab);
@@ -614,6 +614,21 @@ async fn stream_that_ends_at_its_lifetime_leaves_the_run_running() {
     drop(tab);
     assert_stays_active(&app, &id, 2 * GRACE).await;
     assert_no_readers(&app);
+}
+
+#[tokio::test(start_paused = true)]
+async fn stream_whose_client_has_stopped_reading_leaves_the_run_running() {
+    for protocol in PROTOCOLS {
+        let (gate, limits) = (Gate::new(), WebLimits::default().with_streams(1));
+        let app = App::with([halves(&gate)], |web| leaving(web).limits(limits));
+        let id = app.create("ann").await;
+        let unread = Tab::open(&app, protocol.ask(&id, "u1")).await.until("Half").await;
+        assert_stays_active(&app, &id, Duration::from_mins(5)).await;
+        let tab = Tab::open(&app, protocol.join(&id)).await;
+        gate.open();
+        assert!(tab.end().await.contains("done"), "{protocol:?}");
+        drop(unread);
+    }
 }
 
 #[tokio::test(start_paused = true)]

@@ -121,6 +121,53 @@ async fn streams_of_all_principals_and_routers_count_against_the_limits() {
     app.idle(&ann).await;
 }
 
+#[tokio::test(start_paused = true)]
+async fn stream_that_is_not_read_ends_and_makes_room_for_another_one() {
+    for index in 0..3 {
+        for has_begun in [false, true] {
+            let gate = Gate::new();
+            let limits = WebLimits::default().with_streams(1);
+            let app = App::with([silent(&gate)], |web| web.limits(limits));
+            let id = app.create("ann").await;
+            let mut requests = streams("ann", &id);
+            let response = app.send(std::mem::take(&mut requests[index])).await;
+            let mut body = response.into_body().into_data_stream();
+            if has_begun {
+                body.next().await.unwrap().unwrap();
+            }
+            let other = async || {
+                let list = request(Method::GET, "ann", "/agent/events?list=true", None);
+                app.send(list).await.status().as_u16()
+            };
+            tokio::time::sleep(Duration::from_secs(119)).await;
+            assert_eq!(other().await, 429, "{index}");
+            tokio::time::sleep(Duration::from_secs(2)).await;
+            assert_eq!(other().await, 200, "{index}");
+            assert!(body.next().await.unwrap().is_err(), "{index}");
+            assert!(body.next().await.is_none(), "{index}");
+            gate.open();
+            app.idle(&id).await;
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn silent_stream_that_is_read_stays_open() {
+    let gate = Gate::new();
+    let limits = WebLimits::default().with_keep_alive(Duration::from_hours(1));
+    let app = App::with([silent(&gate)], |web| web.limits(limits));
+    let id = app.create("ann").await;
+    for stream in streams("ann", &id) {
+        let path = stream.uri().to_string();
+        let mut body = app.send(stream).await.into_body().into_data_stream();
+        let all = async { while body.next().await.expect("the stream is open").is_ok() {} };
+        // The lifetime of a stream is at least 13 minutes.
+        tokio::time::timeout(Duration::from_mins(12), all).await.expect_err(&path);
+    }
+    gate.open();
+    app.idle(&id).await;
+}
+
 /// Users of two tenants with the same names.
 struct Tenants;
 

@@ -53,10 +53,12 @@ mod ports;
 mod problems;
 #[cfg(unix)]
 mod proxies;
+mod repeated_ids;
 mod restarts;
 mod routes;
 #[path = "../support/skip.rs"]
 mod skip;
+mod stops;
 mod store_failures;
 mod streams;
 mod streams_random;

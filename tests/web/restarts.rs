@@ -182,13 +182,14 @@ fn tool_that_the_end_of_its_server_cut_off_runs_again_if_a_client_allows_it() {
                     (&json!("t1?again1"), &json!("t1"))
                 );
                 assert!(pause["reason"]["uncertain"].is_object(), "{pause}");
+                let shown_id = format!("t1?again1@{}", pause["turn"].as_str().unwrap());
                 let path = match protocol {
                     "ag-ui" => format!("/ag-ui/{id}?protocolVersion=1.0"),
                     _ => format!("/api/chat/{id}/messages"),
                 };
                 let shown = app.send(request(Method::GET, "ann", &path, None)).await;
                 let (shown, _) = read(shown.into_body()).await;
-                assert!(shown.contains("\"t1?again1\""), "{protocol}: {shown}");
+                assert!(shown.contains(&format!("{shown_id:?}")), "{protocol}: {shown}");
 
                 // The decision to run the tool for the first time does not run it again.
                 let commands = format!("{conversation}/commands");
@@ -198,14 +199,14 @@ fn tool_that_the_end_of_its_server_cut_off_runs_again_if_a_client_allows_it() {
                 };
                 let late = app.post("ann", &commands, decide("t1")).await;
                 assert_eq!((late.status, late.code().as_str()), (StatusCode::CONFLICT, "stale-decision"));
-                let approval = json!({ "id": "t1?again1", "approved": true });
+                let approval = json!({ "id": shown_id, "approved": true });
                 let part = json!({ "type": "tool-send", "toolCallId": "t1", "state": "approval-responded",
                                    "approval": approval });
                 let answer = json!({ "id": "a-u1", "role": "assistant", "parts": [part] });
                 let approve = json!({ "id": id, "trigger": "submit-message", "messageId": "a-u1",
                                       "messages": [answer] });
                 let (text, _) = match protocol {
-                    "ag-ui" => post(app, "ann", "/ag-ui", resume(&id, "r2", "t1?again1")).await,
+                    "ag-ui" => post(app, "ann", "/ag-ui", resume(&id, "r2", &shown_id)).await,
                     "ai-sdk" => post(app, "ann", "/api/chat", approve).await,
                     _ => post(app, "ann", &commands, decide("t1?again1")).await,
                 };

@@ -252,6 +252,14 @@ impl App {
         self.idle(id).await;
     }
 
+    /// Returns the id under which the front ends show the pause of this tool use.
+    pub(crate) async fn pause(&self, id: &str, tool_use: &str) -> String {
+        let session = self.manager.get(&ConversationId::new(id).unwrap()).unwrap();
+        let agent = session.snapshot().await.unwrap().agent;
+        let waits = agent.pauses.iter().find(|pause| pause.tool_use.id.as_str() == tool_use);
+        format!("{tool_use}@{}", waits.expect("the tool use waits").turn)
+    }
+
     pub(crate) async fn idle(&self, id: &str) {
         let session = self.manager.get(&ConversationId::new(id).unwrap()).unwrap();
         session.wait_until_idle().await.unwrap();

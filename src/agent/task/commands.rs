@@ -63,14 +63,13 @@ impl AgentTask {
                     resumed => self.reply(reply, resumed.map(drop)),
                 }
             }
-            AgentCommand::Cancel(reply) => {
-                let cancelled = self.step(AgentCore::cancel);
+            AgentCommand::Cancel(only, reply) => {
+                let cancelled =
+                    if self.is_meant(only) { self.step(AgentCore::cancel) } else { Err(Error::idle()) };
                 self.reply(reply, cancelled);
             }
             AgentCommand::Interrupt(only, reply) => {
-                let turn = self.core.phase().turn().map(|turn| turn.id);
-                let is_meant = only.is_none_or(|only| turn == Some(only));
-                let interrupted = if is_meant { self.interrupt() } else { Err(Error::idle()) };
+                let interrupted = if self.is_meant(only) { self.interrupt() } else { Err(Error::idle()) };
                 self.reply(reply, interrupted);
             }
             AgentCommand::Notify(event, reply) => {
@@ -119,6 +118,11 @@ impl AgentTask {
                 unreachable!("the loop that serves commands handles this command")
             }
         }
+    }
+
+    /// Returns whether a command that is meant for this turn has an effect now.
+    fn is_meant(&self, only: Option<TurnId>) -> bool {
+        only.is_none_or(|only| self.core.phase().turn().is_some_and(|turn| turn.id == only))
     }
 
     pub(super) fn interrupt(&mut self) -> Result<(), Error> {

@@ -191,7 +191,7 @@ impl McpWebMount {
                         let _held = &permit;
                         piece
                     });
-                    Body::from_stream(held)
+                    self.web.bounded(Body::from_stream(held), CancellationToken::new())
                 })
             }
         })

@@ -2,7 +2,7 @@
 
 use serde_json::{Map, Value, json};
 
-use super::{AgUiVersion, frame::AgUiInterrupt, messages::newest_call_of};
+use super::{AgUiVersion, frame::AgUiInterrupt, messages::newest_call_of, request::interrupt_id};
 use crate::{
     agent::Snapshot,
     message::{Timestamp, ToolUseId, value_weight},
@@ -62,7 +62,7 @@ fn interrupt(pause: &PendingUse, agent: &Snapshot, level: AgUiVersion, room: &mu
     let schema = schema.filter(|schema| take(schema));
     AgUiInterrupt {
         tool_call_id: newest_call_of(agent, pause.call()),
-        id: pause.tool_use.id.to_string(),
+        id: interrupt_id(pause),
         reason: "tool_call",
         message,
         response_schema: response_schema(&pause.tool_use.name, schema),

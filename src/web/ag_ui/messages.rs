@@ -21,7 +21,7 @@ use crate::{
     },
     session::SessionSnapshot,
     text::clip,
-    web::front::{exchange::has_own_content, files::ClientFileForm},
+    web::front::{exchange::has_own_content, files::ClientFileForm, intent::repeated_call},
 };
 
 /// The greatest size of a text in one frame, in bytes. The JSON form of the text can be six times as long.
@@ -91,16 +91,6 @@ pub(super) fn result_id(call: &str) -> String {
     format!("{call}-result")
 }
 
-/// Returns the id of the call for a tool use in `message`, if an earlier message contains the same id.
-fn repeated_call(tool_use: &ToolUseId, message: &str) -> String {
-    format!("{tool_use}~{message}")
-}
-
-/// Returns the id of the tool use of a call.
-pub(super) fn used_by(call: &str) -> ToolUseId {
-    ToolUseId::new(call.rsplit_once('~').map_or(call, |(tool_use, _)| tool_use))
-}
-
 fn uses(message: &Message, id: &ToolUseId) -> bool {
     message.tool_uses().any(|tool_use| tool_use.id == *id)
 }
@@ -108,11 +98,7 @@ fn uses(message: &Message, id: &ToolUseId) -> bool {
 /// Returns the id of the call for a tool use in this answer.
 pub(super) fn call_of(agent: &Snapshot, answer: &MessageId, id: &ToolUseId) -> String {
     let mut earlier = agent.messages().take_while(|message| message.id.as_ref() != Some(answer));
-    if earlier.any(|message| uses(message, id)) {
-        repeated_call(id, &answer.to_string())
-    } else {
-        id.to_string()
-    }
+    if earlier.any(|message| uses(message, id)) { repeated_call(id, answer) } else { id.to_string() }
 }
 
 /// Returns the id of the newest call for a tool use with this id.
@@ -265,7 +251,7 @@ impl<'a> AgUiMessages<'a> {
                 Content::ToolUse(tool_use) => {
                     let arguments = raw.map_or_else(|| arguments(tool_use), str::to_owned);
                     let call = if self.calls.contains_key(&tool_use.id) {
-                        repeated_call(&tool_use.id, message)
+                        repeated_call(&tool_use.id, &message)
                     } else {
                         tool_use.id.to_string()
                     };

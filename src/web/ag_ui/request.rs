@@ -6,10 +6,7 @@ use axum::http::StatusCode;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
-use super::{
-    AgUiVersion,
-    messages::{newest_call_of, used_by},
-};
+use super::{AgUiVersion, messages::newest_call_of};
 use crate::{
     agent::Status,
     message::{Attachment, Blocks, Content, MessageId, Text, ToolResult, ToolUse, ToolUseId},
@@ -20,7 +17,7 @@ use crate::{
         Problem,
         front::{
             exchange::stored_id,
-            intent::{self, PostedMessageUse, RequestIntent, StoredMessageRef, intent, open_uses},
+            intent::{self, PostedMessageUse, RequestIntent, StoredMessageRef, intent, open_uses, pause_id},
         },
     },
 };
@@ -132,7 +129,7 @@ impl AgUiInput {
         let (newest, before) = self.messages[..count].split_last().unzip();
         let (trigger, blocks) = match newest {
             _ if !answers.is_empty() => (PostedMessageUse::Decide(decisions(answers, pauses)?), Vec::new()),
-            _ if !pauses.is_empty() => return Err(missing_answer(&pauses[0].tool_use.id)),
+            _ if !pauses.is_empty() => return Err(missing_answer(&interrupt_id(&pauses[0]))),
             Some(newest) if newest.role == "user" => (PostedMessageUse::Newest, newest.blocks()?.0),
             Some(newest) if newest.role == "tool" => (PostedMessageUse::Results, self.results(view)?),
             _ => return Err(nothing_new()),
@@ -149,7 +146,6 @@ impl AgUiInput {
             whole: false,
             newest: newest.and_then(AgUiPostedMessage::name),
             trigger,
-            earlier: Vec::new(),
             blocks,
             id: prompt_id(own),
             fresh,
@@ -272,7 +268,7 @@ impl AgUiPostedMessage {
             "assistant" | "reasoning" => {
                 Some(StoredMessageRef::Message(MessageId::new(self.id.rsplit_once('-')?.0)))
             }
-            "tool" => self.tool_call_id.as_deref().map(|call| StoredMessageRef::Result(used_by(call))),
+            "tool" => self.tool_call_id.clone().map(StoredMessageRef::Result),
             _ => None,
         }
     }
@@ -339,7 +335,12 @@ fn busy() -> Problem {
     Error::new(ErrorKind::Busy, text).into()
 }
 
-fn missing_answer(id: &ToolUseId) -> Problem {
+/// Returns the id of the interrupt for a pause.
+pub(super) fn interrupt_id(pause: &PendingUse) -> String {
+    pause_id(&pause.tool_use.id, pause.turn)
+}
+
+fn missing_answer(id: &str) -> Problem {
     refused("missing-answer", format!("The interrupt {id:?} is open. Answer all open interrupts."))
 }
 
@@ -355,9 +356,10 @@ fn decisions(
     pauses: &[Arc<PendingUse>],
 ) -> Result<Vec<(ToolUseId, Decision)>, Problem> {
     let mut answered = HashSet::new();
+    let ids: HashSet<_> = pauses.iter().map(|pause| interrupt_id(pause)).collect();
     for answer in answers {
         let id = &answer.interrupt_id;
-        if pauses.iter().all(|pause| pause.tool_use.id.as_str() != id) {
+        if !ids.contains(id) {
             return Err(refused("stale-decision", format!("The interrupt {id:?} is not open.")));
         }
         if !answered.insert(id.as_str()) {
@@ -365,12 +367,12 @@ fn decisions(
         }
     }
     let decide = |pause: &Arc<PendingUse>| {
-        let id = &pause.tool_use.id;
-        let answer = answers.iter().find(|answer| answer.interrupt_id == id.as_str());
-        Ok((id.clone(), decision(answer.ok_or_else(|| missing_answer(id))?)?))
+        let id = interrupt_id(pause);
+        let answer = answers.iter().find(|answer| answer.interrupt_id == id);
+        Ok((pause.tool_use.id.clone(), decision(answer.ok_or_else(|| missing_answer(&id))?)?))
     };
     let is_due = |pause: &&Arc<PendingUse>| {
-        !pause.is_of_running_tool() || answered.contains(pause.tool_use.id.as_str())
+        !pause.is_of_running_tool() || answered.contains(interrupt_id(pause).as_str())
     };
     pauses.iter().filter(is_due).map(decide).collect()
 }

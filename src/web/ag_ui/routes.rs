@@ -4,23 +4,24 @@ use std::collections::VecDeque;
 
 use axum::{
     Router,
-    http::{HeaderValue, StatusCode, header},
-    response::{IntoResponse, Response, Sse, sse::Event},
+    http::StatusCode,
+    response::{IntoResponse, Response, sse::Event},
 };
 use futures_util::stream;
 use serde::Deserialize;
+use tokio_util::sync::CancellationToken;
 
 use super::{
     AgUiFrame, AgUiInput, AgUiRequestedRun, AgUiRunToStream, AgUiStream, AgUiVersion, messages::MAX_DATA,
     request::prompt_id,
 };
 use crate::{
-    run::ClientTools,
-    session::{Session, SessionSnapshot, SessionSubscription},
+    run::{Accepted, ClientTools, Error},
+    session::{Session, SessionAnswer, SessionSnapshot, SessionSubscription},
     store::ConversationId,
     web::{
         Action, AuthorizedClient, Problem, Web,
-        front::{files::ClientFileForm, intent::RequestIntent, readers::WebRunReader},
+        front::{files::ClientFileForm, intent::RequestIntent, readers::WebRunReader, stop::RunToStop},
         gate::WebRequest,
         requests::{decided_by, prompt_of},
         routes::{Route, file, router_of, routes},
@@ -51,9 +52,10 @@ struct AgUiJoinQuery {
 }
 
 #[derive(Debug, Default, Deserialize)]
-#[serde(default, deny_unknown_fields)]
+#[serde(default, rename_all = "camelCase", deny_unknown_fields)]
 struct AgUiStopQuery {
     discard: bool,
+    run_id: Option<String>,
 }
 
 async fn run(mut call: WebRequest) -> Result<Response, Problem> {
@@ -104,7 +106,7 @@ async fn run(mut call: WebRequest) -> Result<Response, Problem> {
             let message = body["detail"].as_str().or(body["title"].as_str()).unwrap_or_default();
             let frames = AgUiStream::refused(&run, problem.code(), message);
             let events: Vec<_> = frames.iter().map(event).collect();
-            Ok(with_headers(Sse::new(stream::iter(events)).into_response()))
+            Ok(web.respond(stream::iter(events), CancellationToken::new()))
         }
     }
 }
@@ -126,8 +128,13 @@ async fn perform(
     view: &SessionSnapshot,
     reader: &mut Option<WebRunReader>,
 ) -> Result<AgUiRunToStream, Problem> {
+    let note_run = |run| call.id().map(|id| call.web.0.ag_ui_runs.started(id, input, run));
+    let in_flight = || view.agent.turn.map_or(RunToStop::Ended, RunToStop::Turn);
     let mut command = match input.intent(view)? {
-        RequestIntent::Join(staged) => return Ok(AgUiRunToStream::staged(staged)),
+        RequestIntent::Join(staged) => {
+            note_run(staged.clone().map_or_else(in_flight, RunToStop::Prompt))?;
+            return Ok(AgUiRunToStream::staged(staged));
+        }
         RequestIntent::Ended(_, outcome) => return Ok(AgUiRunToStream::Ended(outcome)),
         RequestIntent::Perform(command) => command,
     };
@@ -147,6 +154,11 @@ async fn perform(
     let decided = decided_by(&command);
     let answer = session.perform(*command, Some(call.client.principal.name())).await;
     let answer = answer.inspect_err(|_| reader.iter_mut().for_each(WebRunReader::end))?;
+    note_run(match (&answer, &prompt) {
+        (SessionAnswer::Accepted(Accepted::Started { turn }), _) => RunToStop::Turn(*turn),
+        (SessionAnswer::Accepted(_), Some(prompt)) => RunToStop::Prompt(prompt.clone()),
+        _ => in_flight(),
+    })?;
     Ok(AgUiRunToStream::of(&answer, prompt, &view.agent).after(decided))
 }
 
@@ -169,12 +181,12 @@ async fn join(mut call: WebRequest) -> Result<Response, Problem> {
 }
 
 async fn stop(call: WebRequest) -> Result<Response, Problem> {
-    let AgUiStopQuery { discard } = call.query()?;
-    let stop = |session: Session| async move {
-        if discard { session.cancel().await } else { session.interrupt().await }
-    };
-    call.on_session(Action::Stop, stop).await?;
-    Ok(StatusCode::NO_CONTENT.into_response())
+    let AgUiStopQuery { discard, run_id } = call.query()?;
+    let run = run_id.and_then(|run| call.web.0.ag_ui_runs.named(call.id().ok()?, &run));
+    if call.stop(run, discard).await? {
+        return Ok(StatusCode::NO_CONTENT.into_response());
+    }
+    Err(Error::idle().into())
 }
 
 fn files(call: &WebRequest) -> ClientFileForm {
@@ -194,18 +206,12 @@ struct AgUiResponseState {
 
 fn respond(call: &WebRequest, reply: AgUiResponseState) -> Response {
     let client = call.client.clone();
+    let cut = reply.reader.as_ref().map(WebRunReader::server_end).unwrap_or_default();
     let events = stream::unfold(Some(reply), move |reply| {
         let client = client.clone();
         async move { reply?.next(&client).await }
     });
-    with_headers(Sse::new(events).keep_alive(call.web.keep_alive()).into_response())
-}
-
-fn with_headers(mut response: Response) -> Response {
-    let headers = response.headers_mut();
-    headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-cache"));
-    headers.insert("x-accel-buffering", HeaderValue::from_static("no"));
-    response
+    call.web.respond(events, cut)
 }
 
 fn event(frame: &AgUiFrame) -> Result<Event, axum::Error> {

@@ -9,7 +9,7 @@ use std::{
 use tokio_util::sync::{CancellationToken, DropGuard};
 
 use super::AgUiInput;
-use crate::{store::ConversationId, sync::lock};
+use crate::{store::ConversationId, sync::lock, web::front::stop::RunToStop};
 
 /// The number of runs that are remembered.
 const KEPT: usize = 1024;
@@ -21,6 +21,10 @@ pub(in crate::web) struct AgUiRecentRuns(Mutex<VecDeque<AgUiRecentRun>>);
 #[derive(Debug)]
 struct AgUiRecentRun {
     request: AgUiRequestKey,
+    /// A hash of the run's id.
+    id: u64,
+    /// The run that the request has started or joined.
+    run: Option<RunToStop>,
     /// Cancelled when the request was performed or was dropped.
     performed: CancellationToken,
 }
@@ -51,8 +55,25 @@ impl AgUiRecentRuns {
             runs.pop_front();
         }
         let performed = CancellationToken::new();
-        runs.push_back(AgUiRecentRun { request, performed: performed.clone() });
+        let id = hash(&input.run_id);
+        runs.push_back(AgUiRecentRun { request, id, run: None, performed: performed.clone() });
         Some(performed.drop_guard())
+    }
+
+    /// Records the run that a request has started or joined.
+    pub(super) fn started(&self, conversation: &ConversationId, input: &AgUiInput, started: RunToStop) {
+        let key = key(conversation, input);
+        if let Some(run) = lock(&self.0).iter_mut().find(|run| run.request == key) {
+            run.run = Some(started);
+        }
+    }
+
+    /// Returns the newest run with this id, if it is remembered.
+    pub(super) fn named(&self, conversation: &ConversationId, id: &str) -> Option<RunToStop> {
+        let (id, runs) = (hash(id), lock(&self.0));
+        let mut runs =
+            runs.iter().rev().filter(|run| run.id == id && run.request.conversation == *conversation);
+        runs.find_map(|run| run.run.clone())
     }
 
     /// Forgets a request that was refused.
@@ -60,6 +81,12 @@ impl AgUiRecentRuns {
         let refused = key(conversation, input);
         lock(&self.0).retain(|run| run.request != refused);
     }
+}
+
+fn hash(value: &(impl Hash + ?Sized)) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    value.hash(&mut hasher);
+    hasher.finish()
 }
 
 fn key(conversation: &ConversationId, input: &AgUiInput) -> AgUiRequestKey {

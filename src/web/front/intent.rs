@@ -3,7 +3,7 @@
 //! A client posts its whole list of messages, but the server trusts only its newest message. The messages before show
 //! where in the conversation the client is. They can also have decisions about tool uses of the turn in flight.
 
-use std::collections::HashMap;
+use std::{collections::HashMap, fmt::Display, iter, sync::Arc};
 
 use super::exchange::{PromptExchange, exchange_of, has_own_content, stored_base};
 use crate::{
@@ -27,8 +27,6 @@ pub(in crate::web) struct PostedRequest {
     /// The newest message, or the message that it replaces.
     pub(in crate::web) newest: Option<StoredMessageRef>,
     pub(in crate::web) trigger: PostedMessageUse,
-    /// The decisions in the messages before the newest one.
-    pub(in crate::web) earlier: Vec<(StoredMessageRef, Vec<(ToolUseId, Decision)>)>,
     /// The content of the newest message, or the results of client tools.
     pub(in crate::web) blocks: Vec<Content>,
     /// The id of a new prompt.
@@ -51,7 +49,7 @@ pub(in crate::web) enum PostedMessageUse {
     Instead,
     /// The message contains results of client tools.
     Results,
-    /// The message contains decisions.
+    /// The message contains these decisions about tool uses that wait.
     Decide(Vec<(ToolUseId, Decision)>),
 }
 
@@ -64,8 +62,8 @@ pub(in crate::web) enum StoredMessageRef {
     Node(NodeId),
     /// The messages of this turn.
     Turn(TurnId),
-    /// The message that contains the result for this tool use.
-    Result(ToolUseId),
+    /// The message that contains the result for this call of AG-UI: see [`repeated_call`].
+    Result(String),
 }
 
 impl StoredMessageRef {
@@ -79,8 +77,7 @@ impl StoredMessageRef {
         });
         let turn = id.and_then(MessageId::turn).map(Self::Turn);
         let own = id.cloned().map(Self::Message).or(node.map(Self::Node));
-        let results = message.tool_results().map(|result| Self::Result(result.tool_use_id.clone()));
-        own.into_iter().chain(version).chain(turn).chain(results)
+        own.into_iter().chain(version).chain(turn)
     }
 }
 
@@ -116,38 +113,6 @@ impl PostedRequest {
         is_named || self.id.as_str() == id
     }
 
-    /// Returns the decisions in earlier messages about tool uses that still wait. Only messages of the turn in flight
-    /// count, because a tool use of another turn can have the same id.
-    fn earlier_decisions(&self, snapshot: &SessionSnapshot) -> Vec<(ToolUseId, Decision)> {
-        let places = places(self.earlier.iter().map(|(name, _)| name), snapshot);
-        let is_in_flight = |name| matches!(places.get(name), Some(Some(StoredMessagePlace::InFlight)));
-        let in_flight = self.earlier.iter().filter(|(name, _)| is_in_flight(name));
-        let waits = |id: &ToolUseId| snapshot.agent.pauses.iter().any(|pause| pause.tool_use.id == *id);
-        in_flight.flat_map(|(_, own)| own).filter(|(id, _)| waits(id)).cloned().collect()
-    }
-
-    /// Takes the decisions in earlier messages. If the newest message has decisions, they are added to those. Otherwise
-    /// returns the command for them, which precedes the one of the request.
-    pub(in crate::web) fn take_earlier_decisions(
-        &mut self,
-        snapshot: &SessionSnapshot,
-    ) -> Option<SessionCommand> {
-        let decisions = self.earlier_decisions(snapshot);
-        let turn = snapshot.agent.pauses.first().filter(|_| !decisions.is_empty())?.turn;
-        match &mut self.trigger {
-            PostedMessageUse::Decide(own) => {
-                for decision in decisions {
-                    if own.iter().all(|(id, _)| *id != decision.0) {
-                        own.push(decision);
-                    }
-                }
-                None
-            }
-            PostedMessageUse::Submit => Some(SessionCommand::Decide { turn, decisions }),
-            _ => None,
-        }
-    }
-
     /// Fails if the request changes a prompt that is staged or in flight.
     fn check_unchanged(&self, snapshot: &SessionSnapshot) -> Result<(), Problem> {
         let is_empty = self.blocks.is_empty() && !matches!(self.trigger, PostedMessageUse::Instead);
@@ -171,6 +136,21 @@ impl PostedRequest {
     }
 }
 
+/// Returns the id of a pause in the protocols of front ends. Some services number their tool uses anew in each turn, so the
+/// id of a tool use does not name one pause for ever. Within a turn, the ids of pauses differ.
+pub(in crate::web) fn pause_id(tool_use: &ToolUseId, turn: TurnId) -> String {
+    format!("{tool_use}@{turn}")
+}
+
+/// Returns the command with these decisions about tool uses that wait, or `None` without a decision.
+pub(in crate::web) fn decide(
+    decisions: Vec<(ToolUseId, Decision)>,
+    snapshot: &SessionSnapshot,
+) -> Option<SessionCommand> {
+    let turn = snapshot.agent.pauses.first().filter(|_| !decisions.is_empty())?.turn;
+    Some(SessionCommand::Decide { turn, decisions })
+}
+
 /// Returns the intent of a request, or `None` if the request contains nothing that the conversation can use.
 ///
 /// A new prompt continues from the newest earlier message that the tree contains, on whichever branch it is. Messages
@@ -192,15 +172,12 @@ fn find(posted: PostedRequest, snapshot: &SessionSnapshot) -> Option<RequestInte
     let (agent, tree) = (&snapshot.agent, &snapshot.tree);
     let mut staged = agent.staged.iter().filter_map(|prompt| prompt.id.clone());
     let staged = staged.find(|id| posted.is_of(id.as_str()));
-    let PostedRequest { before, whole, newest, trigger, earlier: _, blocks, id, fresh } = posted;
+    let PostedRequest { before, whole, newest, trigger, blocks, id, fresh } = posted;
     let perform = |command| Some(RequestIntent::Perform(Box::new(command)));
     let run = |at, prompt| perform(SessionCommand::Run(RunSpec::new(at, prompt)));
     let prompt = |id, blocks| Prompt::new(Blocks(blocks)).with_id(id);
     if let PostedMessageUse::Decide(decisions) = trigger {
-        let waits = |id: &ToolUseId| agent.pauses.iter().any(|pause| pause.tool_use.id == *id);
-        let decisions: Vec<_> = decisions.into_iter().filter(|(id, _)| waits(id)).collect();
-        let turn = agent.pauses.first().filter(|_| !decisions.is_empty())?.turn;
-        return perform(SessionCommand::Decide { turn, decisions });
+        return perform(decide(decisions, snapshot)?);
     }
     let is_edit = matches!(trigger, PostedMessageUse::Instead);
     if staged.is_some() {
@@ -282,7 +259,52 @@ fn places<'a>(
         .into_iter()
         .chain(agent.turn.map(StoredMessageRef::Turn));
     answer.for_each(|name| add(name, StoredMessagePlace::InFlight));
+    add_results(&mut places, snapshot);
     places
+}
+
+/// Returns the id of the call for a tool use in `message`, if an earlier message contains the same id.
+pub(in crate::web) fn repeated_call(tool_use: &ToolUseId, message: &dyn Display) -> String {
+    format!("{tool_use}~{message}")
+}
+
+/// Looks up where the conversation contains the results of calls. The first call for a tool use has the id of this tool
+/// use, so the first result on the path counts.
+fn add_results(
+    places: &mut HashMap<&StoredMessageRef, Option<StoredMessagePlace>>,
+    snapshot: &SessionSnapshot,
+) {
+    if !places.keys().any(|name| matches!(name, StoredMessageRef::Result(_))) {
+        return;
+    }
+    let (pending, tree) = (&snapshot.agent.pending, &snapshot.tree);
+    let mut add = |calls: Vec<String>, place| {
+        for call in calls {
+            if let Some(found) = places.get_mut(&StoredMessageRef::Result(call)) {
+                *found = Some(place);
+            }
+        }
+    };
+    let path: Vec<_> = tree.iter().collect();
+    for (index, message) in pending.iter().enumerate().rev() {
+        let before = pending[..index].iter().rev().chain(path.iter().rev().map(|node| node.message()));
+        add(answered_calls(message, before), StoredMessagePlace::InFlight);
+    }
+    let above = |node: &Node| node.parent().and_then(|parent| tree.node(parent));
+    for node in tree.nodes().chain(path.iter().rev().copied()) {
+        let before = iter::successors(above(node), |node| above(node)).map(Node::message);
+        add(answered_calls(node.message(), before), StoredMessagePlace::Node(node.id()));
+    }
+}
+
+/// Returns the ids of the calls whose results a message contains. `before` are the messages before it, newest first.
+fn answered_calls<'a>(message: &Message, mut before: impl Iterator<Item = &'a Arc<Message>>) -> Vec<String> {
+    let results: Vec<_> = message.tool_results().map(|result| &result.tool_use_id).collect();
+    let Some(first) = results.first() else { return Vec::new() };
+    let answer = before.find(|message| message.tool_uses().any(|tool_use| tool_use.id == **first));
+    let answer = answer.and_then(|answer| answer.id.as_ref());
+    let repeated = results.iter().filter_map(|tool_use| Some(repeated_call(tool_use, answer?)));
+    repeated.chain(results.iter().map(ToString::to_string)).collect()
 }
 
 /// Returns whether posted content has the text of stored content and the same number of files. The files are not

@@ -135,8 +135,8 @@ pub(in crate::web) struct WebRunReader {
     own: Option<StreamStartedRun>,
     /// Cancelled at the end of the stream.
     ended: CancellationToken,
-    /// Whether the server has ended the stream before the end of the run.
-    is_cut: bool,
+    /// Cancelled when the server ends the stream before the end of the run.
+    cut: CancellationToken,
     runtime: Handle,
 }
 
@@ -226,7 +226,7 @@ impl WebRequest {
             key,
             own: None,
             ended,
-            is_cut: false,
+            cut: CancellationToken::new(),
             runtime: Handle::current(),
         };
         (Some(reader), ending)
@@ -263,8 +263,13 @@ impl WebRunReader {
     }
 
     /// Records that the server ends the stream before the end of its run.
-    pub(in crate::web) const fn cut(&mut self) {
-        self.is_cut = true;
+    pub(in crate::web) fn cut(&mut self) {
+        self.cut.cancel();
+    }
+
+    /// Returns the token that is cancelled when the server ends the stream before the end of its run.
+    pub(in crate::web) fn server_end(&self) -> CancellationToken {
+        self.cut.clone()
     }
 }
 
@@ -289,7 +294,7 @@ impl Drop for WebRunReader {
         // If the runtime has ended, it drops the task at once, and the task locks the map.
         drop(open);
         let waiting = ReaderGraceTaskBody { web: Arc::downgrade(&self.web.0), key: self.key.clone(), done };
-        let leaver = (!self.is_cut).then(|| self.principal.clone());
+        let leaver = (!self.cut.is_cancelled()).then(|| self.principal.clone());
         let grace = readers.grace.unwrap_or(NEVER).min(NEVER);
         let task = waiting.run(told, grace, self.session.clone(), leaver);
         self.runtime.spawn(task.in_current_span());

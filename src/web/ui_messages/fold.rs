@@ -101,11 +101,11 @@ impl AiSdkFrameFold {
     }
 
     fn approval(&mut self, frame: &AiSdkFrame, kind: &str) {
-        // An approval has the id of its tool use, unless a running tool asks a question. A response contains only the
-        // approval's id.
+        // A response contains only the approval's id.
         let id = &frame["approvalId"];
         let asked = || self.parts.iter().rfind(|part| part["approval"]["id"] == *id);
-        let call = frame.get("toolCallId").or_else(|| asked()?.get("toolCallId")).unwrap_or(id).clone();
+        let call =
+            frame.get("toolCallId").or_else(|| asked()?.get("toolCallId")).cloned().unwrap_or_default();
         let Some(part) = self.tool(call.as_str().unwrap_or_default()) else { return };
         if kind == "tool-approval-request" {
             let mut approval = json!({ "id": frame["approvalId"] });

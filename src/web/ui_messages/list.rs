@@ -5,16 +5,17 @@ use std::iter;
 use serde_json::{Value, json};
 
 use super::{
-    AiSdkTranslationSettings,
-    exchange::{PromptExchange, exchanges, has_own_content, ui_id},
+    AiSdkTranslationSettings, AiSdkVersion,
+    exchange::{PromptExchange, answer_id, base_id, exchanges, has_own_content, ui_id},
     fold::AiSdkFrameFold,
     stream::{AiSdkRunToStream, AiSdkStream, sums},
     writer::{AiSdkFrameWriter, user_parts},
 };
-use crate::{agent::Status, session::SessionSnapshot};
+use crate::{agent::Status, message::Message, session::SessionSnapshot};
 
-/// Returns the messages of the path and of the turn in flight, and the newest unanswered prompt. The answer of a run that
-/// is active is left out, because the resumed stream sends it from its start.
+/// Returns the messages of the path and of the turn in flight, the newest unanswered prompt, and the staged prompts. The
+/// answer of a run that is active is left out, because the resumed stream sends it from its start. But if prompts follow
+/// it, the list contains it so far: a client of level 7 replaces it by the resumed one, which it would otherwise append.
 pub(in crate::web) fn messages(
     settings: &AiSdkTranslationSettings,
     snapshot: &SessionSnapshot,
@@ -28,7 +29,9 @@ pub(in crate::web) fn messages(
             messages.push(json!({ "id": exchange.id, "role": "user", "parts": parts }));
         }
         let is_active = is_last && snapshot.agent.status == Status::Busy && snapshot.agent.is_answering();
-        if !exchange.rest.is_empty() && !is_active {
+        let keeps_place = !snapshot.agent.staged.is_empty() && settings.level == AiSdkVersion::Seven;
+        let is_shown = if is_active { keeps_place } else { !exchange.rest.is_empty() };
+        if is_shown {
             messages.push(answer(settings, snapshot, exchange, is_last));
         }
     }
@@ -42,6 +45,11 @@ pub(in crate::web) fn messages(
         }
         messages.push(json!({ "id": id, "role": "user", "metadata": metadata, "parts": parts }));
     }
+    for prompt in &snapshot.agent.staged {
+        let id = prompt.id.as_ref().map(|id| base_id(id.as_str()));
+        let parts = user_parts(&Message::user(prompt.content.clone()), settings);
+        messages.push(json!({ "id": id, "role": "user", "metadata": { "staged": true }, "parts": parts }));
+    }
     messages
 }
 
@@ -52,9 +60,11 @@ fn answer(
     is_last: bool,
 ) -> Value {
     let mut fold = AiSdkFrameFold::default();
-    if is_last && snapshot.agent.status == Status::Paused {
+    if is_last && snapshot.agent.status != Status::Idle && snapshot.agent.is_answering() {
         let mut stream = AiSdkStream::begin(settings.clone(), snapshot, AiSdkRunToStream::InFlight);
-        stream.pause();
+        if stream.is_paused() {
+            stream.pause();
+        }
         iter::from_fn(|| stream.next_frame()).for_each(|frame| fold.add(&frame));
     } else {
         let mut writer = AiSdkFrameWriter::new(settings.clone(), snapshot);
@@ -68,5 +78,6 @@ fn answer(
     if let Some(reason) = last.and_then(|entry| entry.message.ended.as_ref()) {
         metadata["stopReason"] = reason.to_string().into();
     }
-    json!({ "id": exchange.answer_id(), "role": "assistant", "metadata": metadata, "parts": fold.parts })
+    let id = exchange.answer_id().or(snapshot.agent.turn.map(answer_id));
+    json!({ "id": id, "role": "assistant", "metadata": metadata, "parts": fold.parts })
 }

@@ -1,28 +1,32 @@
 //! Reads a posted request: the user's newest message, and the part of the conversation that the response shows.
 
-use std::collections::HashSet;
+use std::collections::HashMap;
 
 use serde::Deserialize;
 use serde_json::Value;
 
 use super::{
     AiSdkRunToStream,
-    exchange::{base_id, stored_base, stored_id, version_id},
+    exchange::{base_id, exchanges, stored_base, stored_id, version_id},
 };
 use crate::{
     agent::Status,
-    message::{Attachment, Content, MessageId, ResultBlock, Text, ToolResult, ToolUseId},
+    message::{Attachment, Content, MessageId, ResultBlock, Text, ToolResult, ToolUse, ToolUseId},
     run::{ErrorKind, Prompt, PromptId},
     session::{SessionCommand, SessionSnapshot},
     tool::Decision,
     web::{
         Problem,
         front::intent::{
-            PostedMessageUse, PostedRequest, RequestIntent, StoredMessageRef, intent, open_uses,
+            PostedMessageUse, PostedRequest, RequestIntent, StoredMessageRef, decide, intent, open_uses,
+            pause_id,
         },
         requests::prompt_of,
     },
 };
+
+/// The beginning of the id of a prompt that contains only results of client tools.
+const RESULTS: &str = "results";
 
 /// The body of a posted request. Other fields are ignored, because applications may add their own.
 #[derive(Debug, Deserialize)]
@@ -83,14 +87,7 @@ pub(in crate::web) fn read(
     let count = post.messages.iter().rposition(last).map_or(0, |last| last + 1);
     let (newest, before) = post.messages[..count].split_last().unzip();
     let before = before.unwrap_or_default();
-    // A later step may contain the id of a tool use again, so an earlier decision needs the same input.
-    let is_waiting = |id: &ToolUseId, input: &Value| {
-        let mut pauses = snapshot.agent.pauses.iter();
-        pauses.any(|pause| pause.tool_use.id == *id && pause.tool_use.input == *input)
-    };
-    let earlier =
-        before.iter().rev().map(|message| (message.name(), message.decisions(is_waiting))).collect();
-    let before = before.iter().map(AiSdkPostedMessage::name).collect();
+    let names = before.iter().map(AiSdkPostedMessage::name).collect();
     // A client also names the last message that it has. Only the name of a user message means an edit.
     let is_answer =
         |id: &&str| post.messages.iter().any(|message| message.id == *id && message.role == "assistant");
@@ -104,30 +101,41 @@ pub(in crate::web) fn read(
             if named.is_some() { PostedMessageUse::Instead } else { PostedMessageUse::Submit },
             newest.blocks()?,
         ),
-        Some(newest) if snapshot.agent.status == Status::Paused => {
-            (PostedMessageUse::Decide(newest.decisions(|_, _| true)), Vec::new())
+        Some(_) if snapshot.agent.status == Status::Paused => {
+            (PostedMessageUse::Decide(decisions(&post.messages[..count], snapshot)), Vec::new())
         }
         Some(newest) => (PostedMessageUse::Results, newest.results(snapshot)),
         None => return Err(Problem::invalid_body(&"`messages` is empty")),
     };
+    let has_nothing_new = match &trigger {
+        PostedMessageUse::Results => blocks.is_empty(),
+        PostedMessageUse::Decide(decisions) => decisions.is_empty(),
+        _ => false,
+    };
+    if let Some(id) = newest.filter(|_| has_nothing_new).and_then(|newest| newest.known_results(snapshot)) {
+        return Ok((Vec::new(), AiSdkRunToStream::Results(id)));
+    }
     let newest_name = match (&trigger, newest) {
         (PostedMessageUse::Again | PostedMessageUse::Submit, Some(newest)) => Some(newest.name()),
         _ => named.map(|id| name(id, is_again)),
     };
     let id = newest.map_or(named.unwrap_or_default(), |newest| &newest.id);
     // Results have no id of their own: the newest message is the answer with the tool uses.
-    let base = if matches!(trigger, PostedMessageUse::Results) { "results" } else { id };
+    let base = if matches!(trigger, PostedMessageUse::Results) { RESULTS } else { id };
     let fresh = PromptId::new(version_id(base, &snapshot.last.to_string()));
     let id = PromptId::new(stored_id(id));
     let (whole, newest) = (post.whole, newest_name);
-    let mut posted = PostedRequest { before, whole, newest, trigger, earlier, blocks, id, fresh };
-    let mut commands: Vec<_> = posted.take_earlier_decisions(snapshot).into_iter().collect();
+    let mut commands = Vec::new();
+    if matches!(trigger, PostedMessageUse::Submit) {
+        commands.extend(decide(decisions(before, snapshot), snapshot));
+    }
+    let posted = PostedRequest { before: names, whole, newest, trigger, blocks, id, fresh };
     let found = intent(posted, snapshot)?.ok_or_else(|| {
         if is_again {
             return Problem::nothing_here("There is no such message.");
         }
-        let waiting = snapshot.agent.pauses.iter().map(|pause| pause.tool_use.id.as_str());
-        Problem::stale_decision(waiting.collect())
+        let pauses = snapshot.agent.pauses.iter();
+        Problem::stale_decision(pauses.map(|pause| pause_id(&pause.tool_use.id, pause.turn)).collect())
     })?;
     let target = match found {
         RequestIntent::Join(None) => AiSdkRunToStream::InFlight,
@@ -152,6 +160,28 @@ fn target(command: &mut SessionCommand) -> AiSdkRunToStream {
     }
 }
 
+/// Reads the decisions about tool uses that wait. The last part with the id of a pause counts.
+fn decisions(messages: &[AiSdkPostedMessage], snapshot: &SessionSnapshot) -> Vec<(ToolUseId, Decision)> {
+    let pauses = snapshot.agent.pauses.iter();
+    let mut waiting: HashMap<_, _> =
+        pauses.map(|pause| (pause_id(&pause.tool_use.id, pause.turn), &pause.tool_use.id)).collect();
+    let mut decisions = Vec::new();
+    for part in messages.iter().rev().flat_map(|message| message.parts.iter().rev()) {
+        let Some(approval) = part.get("approval") else { continue };
+        let Some(tool_use) = approval["id"].as_str().and_then(|id| waiting.remove(id)) else { continue };
+        let decision = match (part["state"].as_str(), approval["approved"].as_bool()) {
+            (Some("approval-responded"), Some(true)) => Decision::Execute,
+            (Some("approval-responded"), Some(false)) => {
+                Decision::reject(approval["reason"].as_str().unwrap_or("The user denied this use."))
+            }
+            _ => continue,
+        };
+        decisions.push((tool_use.clone(), decision));
+    }
+    decisions.reverse();
+    decisions
+}
+
 /// Returns the stored message to which an id of the client belongs.
 fn name(id: &str, is_answer: bool) -> StoredMessageRef {
     let id = id.strip_prefix("a-").filter(|_| is_answer).unwrap_or(id);
@@ -169,50 +199,34 @@ impl AiSdkPostedMessage {
         name(&self.id, self.role == "assistant")
     }
 
-    fn states(&self) -> impl Iterator<Item = (&Value, &str)> {
-        self.parts.iter().filter_map(|part| Some((part, part.get("state")?.as_str()?)))
-    }
-
-    /// Reads the decisions about the tool uses whose ids and inputs are the given ones. The last part with an id counts.
-    fn decisions(&self, fits: impl Fn(&ToolUseId, &Value) -> bool) -> Vec<(ToolUseId, Decision)> {
-        // If a later step has used an id again, clients mark the part of the earlier step too.
-        let (mut seen, mut decisions) = (HashSet::new(), Vec::new());
-        for part in self.parts.iter().rev() {
-            let Some(id) = part.pointer("/approval/id").and_then(Value::as_str) else { continue };
-            let tool_use = ToolUseId::new(id);
-            if !fits(&tool_use, part.get("input").unwrap_or(&Value::Null)) || !seen.insert(id) {
-                continue;
-            }
-            let approval = &part["approval"];
-            let decision = match (part["state"].as_str(), approval["approved"].as_bool()) {
-                (Some("approval-responded"), Some(true)) => Decision::Execute,
-                (Some("approval-responded"), Some(false)) => {
-                    Decision::reject(approval["reason"].as_str().unwrap_or("The user denied this use."))
-                }
-                _ => continue,
-            };
-            decisions.push((tool_use, decision));
-        }
-        decisions.reverse();
-        decisions
-    }
-
     /// Reads the results of the tool uses that the last turn has left open.
     fn results(&self, snapshot: &SessionSnapshot) -> Vec<Content> {
-        let result = |(part, state): (&Value, &str)| {
+        let result = |part: &Value| {
             let id = part.get("toolCallId")?.as_str()?;
             let tool_use = open_uses(snapshot).find(|tool_use| tool_use.id.as_str() == id)?;
-            if state == "output-error" {
-                let text = part.get("errorText").and_then(Value::as_str);
-                return Some(ToolResult::error(tool_use, text.unwrap_or("The tool failed.")).into());
-            }
-            let text = match part.get("output").filter(|_| state == "output-available")? {
-                Value::String(text) => text.clone(),
-                value => value.to_string(),
-            };
-            Some(ToolResult::ok(tool_use, ResultBlock::from(Text::new(text))).into())
+            result(part, tool_use).map(Content::from)
         };
-        self.states().filter_map(result).collect()
+        self.parts.iter().filter_map(result).collect()
+    }
+
+    /// Returns the prompt that contains the results in the last step, if the conversation contains them already. The
+    /// client sends a request again if it has lost the answer to it.
+    fn known_results(&self, snapshot: &SessionSnapshot) -> Option<PromptId> {
+        let step = self.parts.iter().rposition(|part| part["type"] == "step-start").unwrap_or_default();
+        let is_posted = |known: &ToolResult| {
+            let id = known.tool_use_id.as_str();
+            let part = self.parts[step..].iter().find(|part| part["toolCallId"] == id);
+            let same = part.and_then(|part| result(part, &ToolUse::new(id, "", Value::Null)));
+            same.is_some_and(|same| (same.is_error, &same.content) == (known.is_error, &known.content))
+        };
+        let all = exchanges(snapshot);
+        let exchange = all.iter().rfind(|exchange| exchange.answer_id().as_ref() == Some(&self.id))?;
+        let known = exchange.rest.iter().rev().map(|entry| entry.message).find_map(|message| {
+            let id = message.id.as_ref()?.to_string();
+            (base_id(&id) == RESULTS && id != RESULTS).then_some((id, message))
+        });
+        let (id, message) = known?;
+        message.tool_results().all(is_posted).then(|| PromptId::new(id))
     }
 
     /// Reads the content of a user message. Parts of other kinds are ignored.
@@ -238,6 +252,24 @@ impl AiSdkPostedMessage {
             }
         }
         Ok(blocks)
+    }
+}
+
+/// Returns the result of a client tool that a part contains.
+fn result(part: &Value, tool_use: &ToolUse) -> Option<ToolResult> {
+    match part.get("state")?.as_str()? {
+        "output-error" => {
+            let text = part.get("errorText").and_then(Value::as_str);
+            Some(ToolResult::error(tool_use, text.unwrap_or("The tool failed.")))
+        }
+        "output-available" => {
+            let text = match part.get("output")? {
+                Value::String(text) => text.clone(),
+                value => value.to_string(),
+            };
+            Some(ToolResult::ok(tool_use, ResultBlock::from(Text::new(text))))
+        }
+        _ => None,
     }
 }
 

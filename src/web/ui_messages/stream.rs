@@ -125,12 +125,20 @@ impl AiSdkStream {
         target: AiSdkRunToStream,
     ) -> Self {
         let (agent, exchanges) = (&snapshot.agent, exchanges(snapshot));
+        let has_results = |exchange: &&PromptExchange<'_>, id: &PromptId| {
+            let id = Some(MessageId::from(id.clone()));
+            exchange.rest.iter().any(|entry| entry.message.id == id)
+        };
         let exchange = match &target {
             AiSdkRunToStream::Ended(prompt, _) => exchanges.iter().rfind(|exchange| {
                 exchange.prompt.is_some_and(|entry| entry.message.id.as_ref() == Some(prompt))
             }),
+            AiSdkRunToStream::Results(id) => {
+                exchanges.iter().rfind(|exchange| has_results(exchange, id)).or(exchanges.last())
+            }
             _ => exchanges.last(),
         };
+        let is_known = matches!(&target, AiSdkRunToStream::Results(id) if exchange.is_some_and(|exchange| has_results(&exchange, id)));
         let last = exchange.and_then(PromptExchange::answer_id).or(agent.turn.map(answer_id));
         let last = last.unwrap_or_else(|| answer_id("n-0"));
         let (followed, answer) = match &target {
@@ -155,6 +163,7 @@ impl AiSdkStream {
             this.reply.writer.replay(rest.clone().map(Node::message));
         }
         match target {
+            AiSdkRunToStream::Results(_) if is_known => this.snapshot(snapshot),
             AiSdkRunToStream::Prompt(_) | AiSdkRunToStream::Results(_) | AiSdkRunToStream::Again => {}
             AiSdkRunToStream::InFlight => this.snapshot(snapshot),
             AiSdkRunToStream::Decisions => {

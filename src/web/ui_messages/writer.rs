@@ -19,7 +19,9 @@ use super::{
     exchange::{has_own_content, has_results, ui_id},
 };
 use crate::{
-    message::{Attachment, Content, Message, MessageId, ProviderItem, Role, ToolResult, ToolUse, ToolUseId},
+    message::{
+        Attachment, Content, Message, MessageId, ProviderItem, Role, ToolResult, ToolUse, ToolUseId, TurnId,
+    },
     session::SessionSnapshot,
 };
 
@@ -86,6 +88,8 @@ pub(super) struct AiSdkFrameWriter {
     uses: Vec<AiSdkStreamedToolUse>,
     items: HashSet<usize>,
     retries: u32,
+    /// The turn of the last pauses.
+    turn: Option<TurnId>,
 }
 
 impl AiSdkFrameWriter {

@@ -125,7 +125,8 @@ async fn approvals_as_interrupts_and_their_answers_as_a_new_run() {
         assert_eq!(states(&frames).last().unwrap()["status"], "paused");
         let ids: Vec<_> =
             rig.client.interrupts.iter().map(|interrupt| interrupt["id"].as_str().unwrap()).collect();
-        assert_eq!(ids, ["a", "c", "d"]);
+        let turn = rig.session.snapshot().await.unwrap().agent.turn.unwrap();
+        assert_eq!(ids, ["a", "c", "d"].map(|id| format!("{id}@{turn}")));
         let first = &rig.client.interrupts[0];
         assert_eq!((&first["reason"], &first["toolCallId"]), (&json!("tool_call"), &json!("a")));
         assert_eq!(first["responseSchema"]["properties"]["editedArgs"]["type"], "object");
@@ -215,7 +216,9 @@ async fn question_of_a_running_tool_is_an_interrupt_of_its_call() {
         let mut rig = Rig::new(level, steps).await;
         rig.say("Go").await;
         let interrupt = &rig.client.interrupts[0];
-        assert_eq!((&interrupt["id"], &interrupt["toolCallId"]), (&json!("t1?1"), &json!("t1")));
+        let turn = rig.session.snapshot().await.unwrap().agent.turn.unwrap();
+        assert_eq!(interrupt["id"], format!("t1?1@{turn}"));
+        assert_eq!(interrupt["toolCallId"], "t1");
         assert_eq!(interrupt["message"], "How many?");
         assert_eq!(interrupt["responseSchema"]["properties"]["editedArgs"], json!({ "type": "object" }));
         let answer = json!({ "approved": true, "editedArgs": { "n": 2 } });
@@ -772,7 +775,7 @@ async fn questions_of_running_tools_can_be_answered_one_by_one() {
         for (count, open) in [(1, "t1?1"), (2, "t2?1")] {
             let ids: Vec<_> =
                 rig.client.interrupts.iter().map(|interrupt| interrupt["id"].as_str().unwrap()).collect();
-            assert_eq!(ids, [open], "{count}");
+            assert!(ids.len() == 1 && ids[0].starts_with(&format!("{open}@")), "{count}: {ids:?}");
             let answer = json!({ "approved": true, "editedArgs": { "n": count } });
             rig.resume(json!([{ "interruptId": open, "status": "resolved", "payload": answer }])).await;
         }

@@ -331,7 +331,8 @@ async fn decision_about_another_use_names_those_that_wait() {
                        "approval": { "id": "d9", "approved": true } });
     let message = json!({ "id": "a-u1", "role": "assistant", "parts": [part] });
     let body = json!({ "id": "1", "trigger": "submit-message", "messageId": "a-u1", "messages": [message] });
-    assert_stale(&session, body, json!(["d1"])).await;
+    let turn = session.snapshot().await.unwrap().agent.turn.unwrap();
+    assert_stale(&session, body, json!([format!("d1@{turn}")])).await;
 }
 
 #[tokio::test]
@@ -339,12 +340,13 @@ async fn decision_in_an_earlier_message_of_the_turn_in_flight_is_taken_while_its
     let session =
         session([Step::tool_use("d1", "delete", json!({ "zone": "a" })), Step::text("Done.")]).await;
     ask(&session, AiSdkVersion::Seven, "u1").await;
-    let of_zone = |id: &str, zone: &str| {
+    let turn = session.snapshot().await.unwrap().agent.turn.unwrap();
+    let of_pause = |id: &str, pause: &str| {
         let part = json!({ "type": "tool-delete", "toolCallId": "d1", "state": "approval-responded",
-                           "input": { "zone": zone }, "approval": { "id": "d1", "approved": true } });
+                           "approval": { "id": pause, "approved": true } });
         json!({ "id": id, "role": "assistant", "parts": [part] })
     };
-    let answered = |id: &str| of_zone(id, "a");
+    let answered = |id: &str| of_pause(id, &format!("d1@{turn}"));
     let planned = async |before: &[Value]| {
         let snapshot = session.snapshot().await.unwrap();
         let (commands, target) = plan_all(&snapshot, submit(before, "u2", "Next")).unwrap();
@@ -358,10 +360,10 @@ async fn decision_in_an_earlier_message_of_the_turn_in_flight_is_taken_while_its
     let decided = r#"[("d1", Execute)]"#.to_owned();
     let (new, _) = planned(&[user("u1", "Hi"), answered("a-u1")]).await;
     assert_eq!(new, [decided.clone(), "run".to_owned()]);
-    let (of_another_turn, _) = planned(&[answered("a-u0"), user("u1", "Hi"), answer("a-u1")]).await;
-    assert_eq!(of_another_turn, ["run"]);
-    let (of_an_earlier_step, _) = planned(&[user("u1", "Hi"), of_zone("a-u1", "b")]).await;
-    assert_eq!(of_an_earlier_step, ["run"]);
+    for other in ["d1".to_owned(), format!("d1@{:032x}", 7), "d1@".to_owned()] {
+        let (of_another_pause, _) = planned(&[user("u1", "Hi"), of_pause("a-u1", &other)]).await;
+        assert_eq!(of_another_pause, ["run"], "{other}");
+    }
 
     session.prompt(Prompt::new("Next").with_id("u2")).await.unwrap();
     let (staged, target) = planned(&[user("u1", "Hi"), answered("a-u1")]).await;

@@ -6,9 +6,10 @@ use serde_json::{Map, json};
 
 use super::{AiSdkFrameWriter, AiSdkStreamedToolUse, AiSdkToolUseState};
 use crate::{
-    message::{ToolUse, ToolUseId},
+    message::{MessageId, ToolUse, ToolUseId},
     run::PendingUse,
     tool::Decision,
+    web::front::intent::pause_id,
 };
 
 impl AiSdkFrameWriter {
@@ -24,9 +25,10 @@ impl AiSdkFrameWriter {
             let call = self.find(&call_of(id));
             (call.is_some_and(|tool_use| tool_use.is_asked), false)
         });
-        if is_asked && self.is_seven() {
+        if let Some(turn) = self.turn.filter(|_| is_asked && self.is_seven()) {
+            let approval = pause_id(id, turn);
             let mut frame =
-                json!({ "type": "tool-approval-response", "approvalId": id, "approved": approved });
+                json!({ "type": "tool-approval-response", "approvalId": approval, "approved": approved });
             if let Decision::Reject(reason) = decision {
                 frame["reason"] = reason.as_str().into();
             }
@@ -54,6 +56,7 @@ impl AiSdkFrameWriter {
 
     fn note_pause(&mut self, pause: &PendingUse) {
         let call = pause.call();
+        self.turn = Some(pause.turn);
         let is_known = self.find(call).is_some();
         let noted = self.add_use(call, &pause.tool_use.name, AiSdkToolUseState::Available);
         noted.is_asked = true;
@@ -64,8 +67,8 @@ impl AiSdkFrameWriter {
     /// step, because a client of level 7 sends its decisions only when every tool use of the step has a decision.
     pub(in crate::web::ui_messages) fn pauses(&mut self, pauses: &[Arc<PendingUse>]) {
         for pause in pauses {
-            let ToolUse { id, name, input, .. } = &pause.tool_use;
-            let call = pause.call();
+            let ToolUse { name, input, .. } = &pause.tool_use;
+            let (id, call) = (pause_id(&pause.tool_use.id, pause.turn), pause.call());
             if self.find(call).is_none() {
                 let mut frame = self.tool_frame("tool-input-available", call, name);
                 frame["input"] = input.clone();
@@ -79,7 +82,7 @@ impl AiSdkFrameWriter {
                 frame["reason"] = reason.into();
             }
             self.frame(frame);
-            self.approval_details(pause);
+            self.approval_details(pause, &id);
         }
         if !self.is_seven() {
             return;
@@ -88,22 +91,24 @@ impl AiSdkFrameWriter {
             let AiSdkStreamedToolUse { id, state, is_asked, decided, .. } = &mut self.uses[index];
             if *state == AiSdkToolUseState::Available && !mem::replace(is_asked, true) {
                 let (id, approved) = (id.clone(), decided.unwrap_or(true));
+                // A later step can have a pause about a tool use with the same id.
+                let answer = self.message.as_ref().map(MessageId::to_string).unwrap_or_default();
+                let approval = format!("{id}@{answer}");
                 self.frame(json!({
-                    "type": "tool-approval-request", "approvalId": id, "toolCallId": id, "isAutomatic": true,
+                    "type": "tool-approval-request", "approvalId": approval, "toolCallId": id, "isAutomatic": true,
                 }));
                 self.frame(
-                    json!({ "type": "tool-approval-response", "approvalId": id, "approved": approved }),
+                    json!({ "type": "tool-approval-response", "approvalId": approval, "approved": approved }),
                 );
             }
         }
     }
 
-    fn approval_details(&mut self, pause: &PendingUse) {
+    fn approval_details(&mut self, pause: &PendingUse, approval: &str) {
         let mut data = Map::new();
         data.insert("toolCallId".into(), json!(pause.call()));
-        if pause.asked_by.is_some() {
-            data.insert("approvalId".into(), json!(pause.tool_use.id));
-        }
+        data.insert("approvalId".into(), approval.into());
+        data.insert("toolUse".into(), json!(pause.tool_use.id));
         if let Some(own) = &pause.sub_agent {
             data.insert("tool".into(), json!(pause.tool_use.name));
             data.insert("subAgent".into(), json!(own.name));
@@ -118,7 +123,7 @@ impl AiSdkFrameWriter {
         if let Some(conversation) = &self.settings.conversation {
             data.insert("commands".into(), format!("{conversation}/commands").into());
         }
-        self.data("approval", Some(pause.tool_use.id.as_str()), &data.into());
+        self.data("approval", Some(approval), &data.into());
     }
 }
 

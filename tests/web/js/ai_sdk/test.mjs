@@ -129,11 +129,11 @@ const scenarios = {
     await chat.sendMessage({ text: 'delete' });
     assert.equal(chat.status, 'ready', chat.error);
     const waiting = tools(answer(chat)).filter(part => part.state === 'approval-requested');
-    assert.deepEqual(waiting.map(part => part.approval.id), ['d1', 'd2']);
+    assert.deepEqual(waiting.map(part => part.toolCallId), ['d1', 'd2']);
     await sameAsListed(chat);
-    await chat.addToolApprovalResponse({ id: 'd1', approved: true });
+    await chat.addToolApprovalResponse({ id: waiting[0].approval.id, approved: true });
     assert.equal(chat.status, 'ready');
-    await chat.addToolApprovalResponse({ id: 'd2', approved: true });
+    await chat.addToolApprovalResponse({ id: waiting[1].approval.id, approved: true });
     await until('the rest', () => chat.status === 'ready' && texts(answer(chat)) === 'Done.');
     assert.deepEqual(states(answer(chat)), ['output-available', 'output-available', 'output-available']);
     assert.equal(chat.messages.length, 2);
@@ -143,8 +143,9 @@ const scenarios = {
   async denial() {
     const chat = await open({ sendAutomaticallyWhen: whenDecided });
     await chat.sendMessage({ text: 'delete' });
-    await chat.addToolApprovalResponse({ id: 'd1', approved: false, reason: 'No.' });
-    await chat.addToolApprovalResponse({ id: 'd2', approved: true });
+    const waiting = tools(answer(chat)).filter(part => part.state === 'approval-requested');
+    await chat.addToolApprovalResponse({ id: waiting[0].approval.id, approved: false, reason: 'No.' });
+    await chat.addToolApprovalResponse({ id: waiting[1].approval.id, approved: true });
     await until('the rest', () => chat.status === 'ready' && texts(answer(chat)) === 'Done.');
     assert.deepEqual(states(answer(chat)), ['output-denied', 'output-available', 'output-available']);
   },
@@ -187,7 +188,7 @@ const scenarios = {
     const chat = await open();
     await chat.sendMessage({ text: `clean up ${file}` });
     const { data } = answer(chat).parts.find(part => part.type === 'data-omni-approval');
-    const decisions = [[data.approvalId, { execute_with: { file: other } }]];
+    const decisions = [[data.toolUse, { execute_with: { file: other } }]];
     await request('POST', data.commands, { type: 'decide', turn: data.turn, decisions });
     await until('the run', async () => texts((await listed(chat.id)).at(-1)) === 'Done.');
     const [{ output }] = tools((await listed(chat.id)).at(-1));
@@ -241,12 +242,12 @@ const scenarios = {
     const chat = await open();
     await chat.sendMessage({ text: 'delete' });
     const { data } = answer(chat).parts.find(part => part.type === 'data-omni-approval');
+    const waiting = tools(answer(chat)).filter(part => part.state === 'approval-requested');
     for (const id of ['d1', 'd2']) {
       await request('POST', data.commands, { type: 'decide', turn: data.turn, decisions: [[id, 'execute']] });
     }
     await until('the run', async () => texts((await listed(chat.id)).at(-1)) === 'Done.');
-    await chat.addToolApprovalResponse({ id: 'd1', approved: true });
-    await chat.addToolApprovalResponse({ id: 'd2', approved: true });
+    for (const { approval } of waiting) await chat.addToolApprovalResponse({ id: approval.id, approved: true });
     await chat.sendMessage();
     assert.equal(chat.status, 'error');
     chat.clearError();

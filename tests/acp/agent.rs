@@ -282,6 +282,28 @@ impl Brain {
                     }
                 }
             }
+            "Write both" => {
+                // Some agents use one id for all questions of a kind.
+                let ask = |path: &str| {
+                    let fields = ToolCallUpdateFields::new().title(format!("Write {path}"));
+                    let fields = fields.raw_input(serde_json::json!({ "path": path }));
+                    let options = vec![
+                        PermissionOption::new("yes", "Yes", PermissionOptionKind::AllowOnce),
+                        PermissionOption::new("no", "No", PermissionOptionKind::RejectOnce),
+                    ];
+                    let call = ToolCallUpdate::new("write-permission", fields);
+                    client.send_request(RequestPermissionRequest::new(id.clone(), call, options))
+                };
+                for (path, asked) in [("a", ask("a")), ("b", ask("b"))] {
+                    match asked.block_task().await?.outcome {
+                        RequestPermissionOutcome::Selected(chosen) => {
+                            say(&format!("{path}: {}. ", chosen.option_id.0))?;
+                        }
+                        _ => say(&format!("{path}: cancelled. "))?,
+                    }
+                }
+                end(StopReason::EndTurn)
+            }
             "Watch" => {
                 tell(SessionUpdate::ToolCall(ToolCall::new("t1", "Watch files")))?;
                 say("Watching.")?;

@@ -87,6 +87,38 @@ async fn permission_of_a_cancelled_turn_is_answered_as_cancelled() {
 }
 
 #[tokio::test]
+async fn permissions_with_one_id_at_once_receive_their_own_decisions() {
+    struct Pauses;
+    #[async_trait]
+    impl AgentCallbacks for Pauses {
+        async fn handle_tool_use(&mut self, _: &ToolUse, _: &mut State) -> ToolDecision {
+            ToolDecision::Pause(json!("ask"))
+        }
+    }
+    let place = Place::new();
+    let agent = on(place.agent("")).callbacks(Pauses).start().await.unwrap();
+    let mut events = agent.subscribe().await.unwrap();
+    agent.prompt("Write both").await.unwrap();
+    let response = loop {
+        let Some(Update::Event(event)) = soon(events.next()).await else { panic!("the agent has ended") };
+        match &*event.event {
+            Event::Status { status: Status::Paused, pauses } => {
+                let asked = &pauses[0].tool_use;
+                let decision = match asked.input["path"].as_str() {
+                    Some("a") => Decision::Execute,
+                    _ => Decision::Reject("no".to_owned()),
+                };
+                agent.resume(asked.id.clone(), decision).await.unwrap();
+            }
+            Event::Turn { response, .. } => break response.text(),
+            Event::Error { failure, .. } => panic!("{failure:?}"),
+            _ => {}
+        }
+    };
+    assert_eq!(response, "a: yes. b: no. ");
+}
+
+#[tokio::test]
 async fn cancel_while_the_stream_is_read_ends_it_as_cancelled() {
     let place = Place::new();
     let session = soon(place.agent("").start(&SessionOptions::default())).await.unwrap();

@@ -34,7 +34,8 @@
 //!   `execute`, …), and the raw input. Each update contains the complete tool call as the protocol defines it. The
 //!   agent's mode, commands and options are statuses.
 //! - **Permissions.** A request for permission is processed as the documentation of [`Backend`](super::Backend) describes. If the
-//!   agent offers no option for the decision, the agent gets the outcome `cancelled`.
+//!   agent offers no option for the decision, the agent gets the outcome `cancelled`. If the agent uses the id of a tool
+//!   call again for a request while another one is open, or for another input, the tool use has an id of its own.
 //! - **Resuming.** A session is resumed if the agent announces `session/resume` or `session/load`; otherwise resuming
 //!   fails with [`BackendError::NotResumable`]. The conversation that the agent repeats when it loads a session is
 //!   discarded.

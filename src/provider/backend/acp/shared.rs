@@ -312,7 +312,7 @@ impl AcpSessionShared {
         }
         let Some(turn) = state.turn.as_mut().filter(|turn| !turn.cancelled) else { return Ok(None) };
         let options = question.options();
-        let tool_use = turn.translator.asked(question.tool_call);
+        let (tool_use, open) = turn.translator.asked(question.tool_call);
         let (request, decided) = PermissionRequest::new(tool_use, options.clone());
         turn.emit(BackendEvent::Permission(request), None);
         let over = turn.over.clone();
@@ -323,6 +323,7 @@ impl AcpSessionShared {
                 () = withdrawn.cancelled() => None,
                 answer = decided => answer.ok(),
             };
+            drop(open);
             outcome(answer, &options)
         }))
     }

@@ -1,8 +1,13 @@
 //! Converts the agent's updates of a turn to events, and the response that ends the turn. Performs no I/O.
 
-use std::collections::{HashMap, VecDeque};
+use std::{
+    collections::{HashMap, VecDeque},
+    sync::{Arc, Weak},
+};
 
-use agent_client_protocol_schema::v1::{SessionUpdate, ToolCall, ToolCallStatus, ToolCallUpdate, ToolKind};
+use agent_client_protocol_schema::v1::{
+    SessionUpdate, ToolCall, ToolCallStatus, ToolCallUpdate, ToolCallUpdateFields, ToolKind,
+};
 use serde_json::{Map, Value, json};
 
 use super::content::{block, words};
@@ -32,6 +37,7 @@ pub(super) struct AcpTranslator {
 }
 
 /// The known parts of a tool call.
+#[derive(Clone)]
 struct AcpTool {
     id: ToolUseId,
     call: ToolCall,
@@ -40,6 +46,8 @@ struct AcpTool {
     /// Whether the tool call was emitted as a tool use.
     used: bool,
     finished: bool,
+    /// The last request for permission: its input, and a pointer that is valid while the request is open.
+    question: Option<(Value, Weak<()>)>,
 }
 
 impl AcpTranslator {
@@ -123,10 +131,25 @@ impl AcpTranslator {
         }
     }
 
-    /// Records a tool call for which the agent requests permission, and returns it as a tool use to decide on.
-    pub(super) fn asked(&mut self, update: ToolCallUpdate) -> ToolUse {
-        let again = self.tools.get(&*update.tool_call_id.0).is_some_and(|tool| tool.finished);
-        self.merge(update, again).tool_use()
+    /// Records a tool call for which the agent requests permission, and returns it as a tool use to decide on. The caller
+    /// must hold the returned pointer while the request is open.
+    ///
+    /// Some agents request all permissions of a kind with one id. So the tool use gets another id if a request with the
+    /// same id is open, or was about another input.
+    pub(super) fn asked(&mut self, update: ToolCallUpdate) -> (ToolUse, Arc<()>) {
+        let open = Arc::new(());
+        let known = self.tools.get(&*update.tool_call_id.0);
+        if let Some(mut tool) = known.filter(|tool| tool.is_asked_apart(&update.fields)).cloned() {
+            self.uses += 1;
+            tool.id = format!("{}#{}", update.tool_call_id.0, self.uses).into();
+            tool.change(update.fields);
+            return (tool.tool_use(), open);
+        }
+        let again = known.is_some_and(|tool| tool.finished);
+        let tool = self.merge(update, again);
+        let tool_use = tool.tool_use();
+        tool.question = Some((tool_use.input.clone(), Arc::downgrade(&open)));
+        (tool_use, open)
     }
 
     fn tool(&mut self, update: ToolCallUpdate, again: bool) -> Vec<BackendEvent> {
@@ -164,20 +187,31 @@ impl AcpTranslator {
             input: None,
             used: false,
             finished: false,
+            question: None,
         });
         if !tool.finished {
-            let mut fields = update.fields;
-            // Some agents repeat a tool call with an empty input.
-            if tool.call.raw_input.is_some() {
-                fields.raw_input = fields.raw_input.filter(|input| !is_blank(input));
-            }
-            tool.call.update(fields);
+            tool.change(update.fields);
         }
         tool
     }
 }
 
 impl AcpTool {
+    fn change(&mut self, mut fields: ToolCallUpdateFields) {
+        // Some agents repeat a tool call with an empty input.
+        if self.call.raw_input.is_some() {
+            fields.raw_input = fields.raw_input.filter(|input| !is_blank(input));
+        }
+        self.call.update(fields);
+    }
+
+    /// Returns whether a request for permission with these fields is about another tool use than this one.
+    fn is_asked_apart(&self, fields: &ToolCallUpdateFields) -> bool {
+        let Some((earlier, open)) = self.question.as_ref().filter(|_| !self.finished) else { return false };
+        let input = fields.raw_input.as_ref().filter(|input| !is_blank(input));
+        open.strong_count() > 0 || input.is_some_and(|input| input != earlier)
+    }
+
     fn tool_use(&self) -> ToolUse {
         let call = &self.call;
         let input = call.raw_input.clone().filter(|input| !is_blank(input)).unwrap_or_else(|| {
@@ -409,11 +443,29 @@ mod tests {
     fn permission_before_the_announcement_is_for_the_same_tool() {
         let mut translator = AcpTranslator::default();
         let update = json!({ "toolCallId": "x", "title": "Delete", "kind": "delete" });
-        let tool_use = translator.asked(serde_json::from_value(update).unwrap());
+        let (tool_use, _) = translator.asked(serde_json::from_value(update).unwrap());
         assert_eq!((tool_use.id.as_str(), tool_use.name.as_str()), ("x", "delete"));
         let announced = json!({ "sessionUpdate": "tool_call", "toolCallId": "x", "title": "Delete" });
         let events = translator.update(announced);
         assert!(matches!(&events[0], BackendEvent::ToolUse(tool_use) if tool_use.id.as_str() == "x"));
+    }
+
+    #[test]
+    fn permissions_with_one_id_are_for_one_tool_only_if_they_are_about_one_input() {
+        let mut translator = AcpTranslator::default();
+        let mut asked = |input: &str| {
+            let call = json!({ "toolCallId": "w", "title": input, "rawInput": { "path": input } });
+            translator.asked(serde_json::from_value(call).unwrap())
+        };
+        let told = |tool_use: ToolUse| format!("{} {}", tool_use.id, tool_use.input["path"]);
+        let (first, open) = asked("a");
+        let (second, _) = asked("b");
+        let (third, _) = asked("a");
+        drop(open);
+        let (again, _) = asked("a");
+        let (other, _) = asked("b");
+        let expected = [r#"w "a""#, r#"w#1 "b""#, r#"w#2 "a""#, r#"w "a""#, r#"w#3 "b""#];
+        assert_eq!([first, second, third, again, other].map(told), expected);
     }
 
     #[test]
@@ -423,7 +475,7 @@ mod tests {
             for update in updates {
                 translator.update(update.clone());
             }
-            translator.asked(serde_json::from_value(call).unwrap()).input
+            translator.asked(serde_json::from_value(call).unwrap()).0.input
         };
         let command = json!({ "command": "echo 'foo'" });
         let updates = [

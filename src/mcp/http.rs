@@ -4,6 +4,7 @@ use std::{
     borrow::Cow,
     collections::HashMap,
     error::Error,
+    pin::pin,
     sync::{Arc, Mutex, OnceLock},
     time::Duration,
 };
@@ -54,6 +55,10 @@ const STREAM_INTERVAL: Duration = Duration::from_millis(250);
 /// The longest delay before a stream of events is requested again after a failed request.
 const LONGEST_DELAY: Duration = Duration::from_secs(30);
 
+/// How long a server may take to answer `server/discover`, if the client can begin with `initialize` instead. Until the
+/// answer, rmcp sends nothing else, and after ten seconds, it no longer waits for the answer.
+const DISCOVER_LIMIT: Duration = Duration::from_secs(9);
+
 /// Returns the transport to a server, and the facts that its client records. When `over` is cancelled, all requests of
 /// the client end, apart from a renewal of the tokens. Each new session within the connection adds to `changes`.
 #[cfg_attr(not(feature = "mcp-auth"), expect(clippy::unused_async, reason = "reading the tokens takes time"))]
@@ -100,6 +105,7 @@ pub(super) async fn start(
         observed: Arc::clone(&observed),
         over,
         changes,
+        discover_limit: settings.version.is_none().then_some(DISCOVER_LIMIT),
         #[cfg(feature = "mcp-auth")]
         tokens,
     };
@@ -266,6 +272,8 @@ pub(super) struct McpHttpClient {
     over: CancellationToken,
     /// The number of changes of the tool list.
     changes: watch::Sender<u64>,
+    /// `None` if the application chose the version of the protocol.
+    discover_limit: Option<Duration>,
     #[cfg(feature = "mcp-auth")]
     tokens: Option<StoredTokenRenewal>,
 }
@@ -314,6 +322,38 @@ impl McpHttpClient {
         sleep_until(due).await;
     }
 
+    /// Returns the answer to `server/discover`. If there is none, as from some servers that know only `initialize`, returns
+    /// the error for an unknown request. Events that are not answers are skipped.
+    async fn discovered(
+        &self,
+        posted: impl Future<Output = Result<StreamableHttpPostResponse, McpHttpError>>,
+        id: &RequestId,
+    ) -> Result<StreamableHttpPostResponse, McpHttpError> {
+        let unanswered = |session| {
+            let error = JsonRpcMessage::error(unknown("there was no answer"), Some(id.clone()));
+            StreamableHttpPostResponse::Json(error, session)
+        };
+        let answered = async {
+            let (events, session) = match posted.await? {
+                StreamableHttpPostResponse::Sse(events, session) => (self.observe(events), session),
+                answer @ StreamableHttpPostResponse::Json(..) => return Ok(answer),
+                _ => return Ok(unanswered(None)),
+            };
+            let mut answers = pin!(events.filter_map(async |event| {
+                let answer: ServerJsonRpcMessage = serde_json::from_str(event.ok()?.data.as_deref()?).ok()?;
+                matches!(answer, JsonRpcMessage::Response(_) | JsonRpcMessage::Error(_)).then_some(answer)
+            }));
+            Ok(match answers.next().await {
+                Some(answer) => StreamableHttpPostResponse::Json(answer, session),
+                None => unanswered(session),
+            })
+        };
+        match self.discover_limit {
+            Some(limit) => timeout(limit, answered).await.unwrap_or_else(|_| Ok(unanswered(None))),
+            None => answered.await,
+        }
+    }
+
     fn observe(&self, events: BoxedSseResponse) -> BoxedSseResponse {
         let observed = Arc::clone(&self.observed);
         let record = move |event: &Result<_, _>| {
@@ -348,6 +388,14 @@ impl StreamableHttpClient for McpHttpClient {
         // Only a request that changes nothing at the server may be sent again.
         let is_repeatable = matches!(&message, JsonRpcMessage::Request(request)
             if matches!(request.request, ClientRequest::ListToolsRequest(_)));
+        let discover = match &message {
+            JsonRpcMessage::Request(request)
+                if matches!(request.request, ClientRequest::DiscoverRequest(_)) =>
+            {
+                Some(&request.id)
+            }
+            _ => None,
+        };
         let (uri, message, session, headers) = (&uri, &message, &session, &headers);
         let posted = self.send(|token| async move {
             let (target, sent, id) = (Arc::clone(uri), message.clone(), session.clone());
@@ -359,6 +407,12 @@ impl StreamableHttpClient for McpHttpClient {
                 headers.clone(),
                 limits,
             );
+            let posted = async {
+                match discover {
+                    Some(id) => self.discovered(posted, id).await,
+                    None => posted.await,
+                }
+            };
             match self.unless_over(posted).await {
                 Err(McpHttpError::UnexpectedServerResponse(text))
                     if is_repeatable && is_unreadable(&text) =>
@@ -381,11 +435,10 @@ impl StreamableHttpClient for McpHttpClient {
         {
             return Err(refused_session(reason));
         }
-        if let (JsonRpcMessage::Request(request), Err(failure)) = (message, &posted)
-            && matches!(request.request, ClientRequest::DiscoverRequest(_))
+        if let (Some(id), Err(failure)) = (discover, &posted)
             && refuses_discovery(failure)
         {
-            let unknown = JsonRpcMessage::error(unknown(error_chain(failure)), Some(request.id.clone()));
+            let unknown = JsonRpcMessage::error(unknown(error_chain(failure)), Some(id.clone()));
             return Ok(StreamableHttpPostResponse::Json(unknown, None));
         }
         let mut posted = posted?;

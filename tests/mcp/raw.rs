@@ -28,6 +28,8 @@ pub enum Reply {
     Text(u16, &'static str),
     /// A stream of messages and its end.
     Events(Box<dyn Iterator<Item = Value> + Send>, End),
+    /// A stream with this text, and its end.
+    Stream(String, End),
 }
 
 /// The end of a stream of messages.
@@ -160,6 +162,13 @@ async fn answer(
         Reply::Text(status, text) => {
             let length = format!("content-type: text/plain\r\ncontent-length: {}\r\n", text.len());
             return stream.write_all(format!("{}{text}", head(status, &length)).as_bytes()).await;
+        }
+        Reply::Stream(text, end) => {
+            let head = head(200, "content-type: text/event-stream\r\n");
+            stream.write_all(format!("{head}{text}").as_bytes()).await?;
+            if !matches!(end, End::Open) {
+                return Ok(());
+            }
         }
         Reply::Events(messages, end) => {
             let length = if matches!(end, End::Broken) { "content-length: 1000000\r\n" } else { "" };

@@ -306,6 +306,49 @@ async fn connect_to_a_server_that_refuses_the_discovery_initializes() {
 }
 
 #[tokio::test]
+async fn connect_to_a_server_that_does_not_answer_the_discovery_initializes() {
+    let silent: [fn() -> Reply; 8] = [
+        || Reply::Status(202, ""),
+        || Reply::Status(204, ""),
+        || Reply::Events(nothing(), End::Complete),
+        || Reply::Stream("data: ping\n\n".to_owned(), End::Complete),
+        || Reply::Stream("not found".to_owned(), End::Complete),
+        || Reply::Events(nothing(), End::Broken),
+        || Reply::Events(nothing(), End::Open),
+        || Reply::Silence,
+    ];
+    let connecting = silent.into_iter().enumerate().map(async |(kind, reply)| {
+        let server = Raw::start(move |message| match message["method"].as_str() {
+            Some("server/discover") => reply(),
+            _ => polite(message),
+        })
+        .await;
+        let client = soon(McpClient::http(&server.url).name("raw").connect()).await;
+        let client = client.unwrap_or_else(|error| panic!("{kind}: {error}"));
+        assert_eq!(client.protocol_version().await.as_deref(), Some(OLD), "{kind}");
+        assert_eq!(call(&set(&client).await, "raw__echo", "").await.text(), "echoed", "{kind}");
+        let limit = Duration::from_secs(3);
+        soon(server.client(NEW).connect_limit(limit).connect()).await.unwrap_err();
+        assert_eq!(server.count("initialize"), 1, "{kind}");
+    });
+    futures_util::future::join_all(connecting).await;
+}
+
+#[tokio::test]
+async fn connect_discovery_after_an_event_that_is_not_a_message_is_used() {
+    let server = Raw::start(|message| match (message["method"].as_str(), polite(message)) {
+        (Some("server/discover"), Reply::Json(answer)) => {
+            Reply::Stream(format!("data: ping\n\ndata: {answer}\n\n"), End::Open)
+        }
+        (_, reply) => reply,
+    })
+    .await;
+    let client = soon(McpClient::http(&server.url).name("raw").connect()).await.unwrap();
+    assert_eq!(client.protocol_version().await.as_deref(), Some(NEW));
+    assert_eq!(server.count("initialize"), 0);
+}
+
+#[tokio::test]
 async fn connect_to_a_server_that_requires_a_login_does_not_initialize() {
     for (status, line) in [
         (401, "www-authenticate: Bearer"),

@@ -14,7 +14,7 @@ use axum::{
     Router,
     body::{Body, HttpBody},
     extract::Request,
-    http::{HeaderValue, Method, StatusCode, request::Parts},
+    http::{HeaderValue, Method, StatusCode, header::ACCEPT, request::Parts},
     response::{IntoResponse, Response},
     routing::any,
 };
@@ -42,6 +42,9 @@ use crate::{
 };
 
 const SESSION: &str = "mcp-session-id";
+
+/// The media type of a stream of events.
+const STREAM: &str = "text/event-stream";
 
 /// The time without messages after which a protocol session and its calls end. If the client wants reports of progress,
 /// a running call sends them more often than that. A question that nobody answers ends before its session, so that the
@@ -131,6 +134,21 @@ impl McpSessionOwners {
     }
 }
 
+/// Returns the kinds of answers to name in place of the request's own. The answer to a message is always sent. The
+/// answer to a request for a stream is sent if the client accepts it.
+fn answered_kinds(request: &Parts) -> Option<&'static str> {
+    if request.method != Method::GET {
+        return Some("application/json, text/event-stream");
+    }
+    let mut accepted = request.headers.get_all(ACCEPT).iter().peekable();
+    let is_accepted = accepted.peek().is_none()
+        || accepted.filter_map(|kinds| kinds.to_str().ok()).flat_map(|kinds| kinds.split(',')).any(|kind| {
+            let kind = kind.split(';').next().unwrap_or_default().trim();
+            ["*/*", "text/*", STREAM].iter().any(|range| kind.eq_ignore_ascii_case(range))
+        });
+    is_accepted.then_some(STREAM)
+}
+
 impl McpWebMount {
     fn new(web: Web, info: ServerInfo) -> Self {
         let mut sessions = LocalSessionManager::default();
@@ -175,6 +193,10 @@ impl McpWebMount {
         }
         let principal = client.principal.clone();
         parts.extensions.insert(client);
+        // rmcp refuses a request unless its client names every kind of answer, and many clients do not.
+        if let Some(kinds) = answered_kinds(&parts) {
+            parts.headers.insert(ACCEPT, HeaderValue::from_static(kinds));
+        }
         request = Request::from_parts(parts, body.into());
         let response = self.service.handle(request).await;
         let created = response.headers().get(SESSION).and_then(|id| id.to_str().ok()).map(str::to_owned);

@@ -289,6 +289,38 @@ async fn path_with_a_slash_at_its_end_is_served_too() {
 }
 
 #[tokio::test]
+async fn request_with_any_accepted_kinds_is_served() {
+    let app = App::new();
+    let request = |method: Method, accept: Option<&str>, body: Body| {
+        let request = Request::builder().method(method).uri("/mcp").header("host", "it");
+        let mut request = request.header("content-type", "application/json").header("x-user", "ann");
+        if let Some(accept) = accept {
+            request = request.header("accept", accept);
+        }
+        request.body(body).unwrap()
+    };
+    for accept in [None, Some("*/*"), Some("application/json"), Some("text/event-stream"), Some("text/html")]
+    {
+        let request = request(Method::POST, accept, Body::from(initialize().to_string()));
+        let response = soon(app.router.clone().oneshot(request)).await.unwrap();
+        assert_eq!(message(response).await["result"]["serverInfo"]["name"], "served", "{accept:?}");
+    }
+    let cases = [
+        (None, 200),
+        (Some("*/*"), 200),
+        (Some("application/json, Text/*;q=0.5"), 200),
+        (Some("text/html"), 406),
+    ];
+    for (accept, status) in cases {
+        let session = app.session("ann").await;
+        let mut request = request(Method::GET, accept, Body::empty());
+        request.headers_mut().insert("mcp-session-id", session.parse().unwrap());
+        let response = soon(app.router.clone().oneshot(request)).await.unwrap();
+        assert_eq!(response.status(), status, "{accept:?}");
+    }
+}
+
+#[tokio::test]
 async fn body_that_is_too_large_is_refused() {
     let app = App::with(|web| web.limits(WebLimits::default().with_command_body(1000)));
     let mut large = initialize();

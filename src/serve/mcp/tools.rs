@@ -178,8 +178,20 @@ fn schema<T: JsonSchema>(settings: SchemaSettings) -> Arc<JsonObject> {
     }
 }
 
-/// Reads the arguments of a call. Unknown members are ignored, because some clients add their own.
-pub(super) fn input<T: DeserializeOwned>(arguments: JsonObject) -> Result<T, RefusalText> {
+/// Reads the arguments of a call. Unknown members are ignored, because some clients add their own. Some clients send each
+/// optional member, so a blank text means that the member is absent. Others send each number as a float.
+pub(super) fn input<T: DeserializeOwned + JsonSchema>(mut arguments: JsonObject) -> Result<T, RefusalText> {
+    let schema = schema::<T>(SchemaSettings::draft2020_12());
+    let required = schema.get("required").and_then(Value::as_array);
+    let is_required = |name: &String| required.is_some_and(|required| required.iter().any(|own| own == name));
+    arguments
+        .retain(|name, value| is_required(name) || value.as_str().is_none_or(|text| !text.trim().is_empty()));
+    for value in arguments.values_mut() {
+        let float = value.as_f64().filter(|_| value.is_f64());
+        if let Some(whole) = float.and_then(|float| float.to_string().parse::<u64>().ok()) {
+            *value = whole.into();
+        }
+    }
     serde_json::from_value(Value::Object(arguments))
         .map_err(|error| format!("the arguments can't be read: {error}; correct them and call again"))
 }

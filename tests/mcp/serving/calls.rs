@@ -90,6 +90,35 @@ async fn arguments_that_a_client_adds_are_ignored() {
 }
 
 #[tokio::test]
+async fn arguments_that_are_blank_or_whole_floats_are_read_as_meant() {
+    let manager = manager();
+    let (client, _serving) = connect(&manager, Person::new(OLD, Answers::Decline)).await;
+    for blank in ["", " "] {
+        let asked = json!({ "prompt": "Count", "conversation": blank, "conversationId": blank });
+        let asked = done(&call(&client, "ask", asked).await);
+        assert_eq!(asked["answer"], "1", "each call begins a conversation");
+        let conversation = asked["conversation"].as_str().unwrap();
+        session(&manager, conversation).flush(crate::support::LIMIT).await.unwrap();
+        let read = json!({ "conversation": conversation, "last": 1.0 });
+        assert_eq!(done(&call(&client, "read", read).await)["messages"].as_array().unwrap().len(), 1);
+    }
+    for (limit, found) in [(json!(1.0), 1), (json!(20.0), 2)] {
+        let listed = done(&call(&client, "list", json!({ "limit": limit, "after": "" })).await);
+        assert_eq!(listed["conversations"].as_array().unwrap().len(), found, "{listed}");
+    }
+    for (tool, arguments, expected) in [
+        ("ask", json!({ "prompt": "" }), "the prompt is empty"),
+        ("list", json!({ "limit": 1.5 }), "invalid type"),
+        ("list", json!({ "limit": -1.0 }), "invalid"),
+        ("list", json!({ "limit": 1e300 }), "invalid"),
+        ("read", json!({ "conversation": "" }), "conversation"),
+    ] {
+        let refused = failure(&call(&client, tool, arguments).await);
+        assert!(refused.contains(expected), "{tool}: {refused}");
+    }
+}
+
+#[tokio::test]
 async fn answer_names_the_conversation_in_its_content_too() {
     let (client, _serving) = connect(&manager(), Person::new(NEW, Answers::Decline)).await;
     let result = call(&client, "ask", json!({ "prompt": "Hello" })).await;

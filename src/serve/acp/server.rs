@@ -27,7 +27,7 @@ use super::{
     entry::EditorSession,
     prompts::{EditorPromptResult, MOST, UnansweredEditorPrompts},
     relay::EditorClientInfo,
-    sessions::refused,
+    sessions::{NamedEditorServers, refused},
     view::EditorJoinMode,
 };
 use crate::{
@@ -199,7 +199,7 @@ impl EditorServer {
     async fn perform(
         self: &Arc<Self>,
         method: &str,
-        params: Value,
+        mut params: Value,
         prompt: Option<UnsentEditorPrompt>,
         withdrawn: &CancellationToken,
     ) -> Result<Value, Error> {
@@ -208,9 +208,18 @@ impl EditorServer {
         }
         let performed = withdrawn.run_until_cancelled(async {
             match method {
-                "session/new" => self.create(read(params)?).await,
-                "session/load" => self.load(read(params)?).await,
-                "session/resume" => self.resume(read(params)?).await,
+                "session/new" => {
+                    let servers = NamedEditorServers::take(&mut params)?;
+                    self.create(read(params)?, servers).await
+                }
+                "session/load" => {
+                    let servers = NamedEditorServers::take(&mut params)?;
+                    self.load(read(params)?, servers).await
+                }
+                "session/resume" => {
+                    let servers = NamedEditorServers::take(&mut params)?;
+                    self.resume(read(params)?, servers).await
+                }
                 "session/list" => self.list(read(params)?).await,
                 "session/close" => self.close(read(params)?).await,
                 "session/delete" => self.delete(read(params)?).await,

@@ -20,7 +20,7 @@ use agent_client_protocol_schema::{
     },
 };
 use futures_util::future::join_all;
-use serde_json::Value;
+use serde_json::{Value, json};
 use tokio::sync::oneshot;
 
 use super::{
@@ -89,9 +89,13 @@ impl EditorServer {
         written(&response)
     }
 
-    pub(super) async fn create(self: &Arc<Self>, request: NewSessionRequest) -> Result<Value, Error> {
+    pub(super) async fn create(
+        self: &Arc<Self>,
+        request: NewSessionRequest,
+        servers: NamedEditorServers,
+    ) -> Result<Value, Error> {
         self.check_room()?;
-        let start = self.start_request(None, request.cwd, request.mcp_servers).await?;
+        let start = self.start_request(None, request.cwd, servers).await?;
         let options = self.options(&start).await?;
         let opened = self.settings.client.manager.create(options).await;
         let opened = opened.map_err(|error| Error::internal_error().data(error_chain(&error)))?;
@@ -100,15 +104,23 @@ impl EditorServer {
         written(&NewSessionResponse::new(id.as_str().to_owned()).config_options(options))
     }
 
-    pub(super) async fn load(self: &Arc<Self>, request: LoadSessionRequest) -> Result<Value, Error> {
-        let LoadSessionRequest { session_id, cwd, mcp_servers, .. } = request;
-        let options = self.reopen(&session_id.0, cwd, mcp_servers, EditorJoinMode::Loaded).await?;
+    pub(super) async fn load(
+        self: &Arc<Self>,
+        request: LoadSessionRequest,
+        servers: NamedEditorServers,
+    ) -> Result<Value, Error> {
+        let LoadSessionRequest { session_id, cwd, .. } = request;
+        let options = self.reopen(&session_id.0, cwd, servers, EditorJoinMode::Loaded).await?;
         written(&LoadSessionResponse::new().config_options(options))
     }
 
-    pub(super) async fn resume(self: &Arc<Self>, request: ResumeSessionRequest) -> Result<Value, Error> {
-        let ResumeSessionRequest { session_id, cwd, mcp_servers, .. } = request;
-        let options = self.reopen(&session_id.0, cwd, mcp_servers, EditorJoinMode::Resumed).await?;
+    pub(super) async fn resume(
+        self: &Arc<Self>,
+        request: ResumeSessionRequest,
+        servers: NamedEditorServers,
+    ) -> Result<Value, Error> {
+        let ResumeSessionRequest { session_id, cwd, .. } = request;
+        let options = self.reopen(&session_id.0, cwd, servers, EditorJoinMode::Resumed).await?;
         written(&ResumeSessionResponse::new().config_options(options))
     }
 
@@ -116,7 +128,7 @@ impl EditorServer {
         self: &Arc<Self>,
         id: &str,
         cwd: PathBuf,
-        servers: Vec<McpServer>,
+        servers: NamedEditorServers,
         joining: EditorJoinMode,
     ) -> Result<ConfigOptions, Error> {
         let (id, labels) = self.known(id).await?;
@@ -156,13 +168,15 @@ impl EditorServer {
         &self,
         stored: Option<(ConversationId, Labels)>,
         folder: PathBuf,
-        servers: Vec<McpServer>,
+        servers: NamedEditorServers,
     ) -> Result<StartRequest, Error> {
         if !folder.is_absolute() {
             let why = format!("the folder `cwd` is `{}`; give an absolute path", folder.display());
             return Err(Error::invalid_params().data(why));
         }
-        let servers = connect(servers, &folder).await;
+        let NamedEditorServers { servers, mut warnings } = servers;
+        let mut servers = connect(servers, &folder).await;
+        servers.warnings.append(&mut warnings);
         let (conversation, labels) = stored.unzip();
         let labels = labels.unwrap_or_else(|| self.settings.client.principal.labels().clone());
         Ok(StartRequest { conversation, labels, model: None, via: Via::Acp { folder, servers } })
@@ -365,6 +379,48 @@ pub(super) fn label(folder: &Path) -> String {
     }
 }
 
+/// The servers that a client names in a request, and a warning for each server whose form is unknown.
+#[derive(Default)]
+pub(super) struct NamedEditorServers {
+    servers: Vec<McpServer>,
+    warnings: Vec<String>,
+}
+
+impl NamedEditorServers {
+    /// Takes the servers out of the parameters of a request. Some clients omit required members, or send an object in
+    /// place of a list of names and values.
+    pub(super) fn take(params: &mut Value) -> Result<Self, Error> {
+        let Some(params) = params.as_object_mut() else { return Ok(Self::default()) };
+        let mut named = Self::default();
+        let entries = match params.insert("mcpServers".to_owned(), json!([])) {
+            Some(Value::Array(entries)) => entries,
+            None | Some(Value::Null) => return Ok(named),
+            Some(Value::Object(entries)) if entries.is_empty() => return Ok(named),
+            Some(_) => return Err(Error::invalid_params().data("`mcpServers` must be a list")),
+        };
+        for mut entry in entries {
+            if let Some(members) = entry.as_object_mut() {
+                for list in ["args", "env", "headers"] {
+                    let member = members.entry(list).or_insert_with(|| json!([]));
+                    if let Value::Object(pairs) = member {
+                        let pairs = std::mem::take(pairs).into_iter();
+                        *member =
+                            pairs.map(|(name, value)| json!({ "name": name, "value": value })).collect();
+                    }
+                }
+            }
+            let name = entry["name"].as_str().unwrap_or("?").to_owned();
+            if let Ok(server) = serde_json::from_value(entry) {
+                named.servers.push(server);
+            } else {
+                let why = "its transport or its settings have an unknown form";
+                named.warnings.push(unusable(&name, why));
+            }
+        }
+        Ok(named)
+    }
+}
+
 /// Returns the name of a server.
 fn server_name(server: &McpServer) -> &str {
     match server {
@@ -436,8 +492,6 @@ fn unusable(name: &str, why: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
-
     use super::*;
 
     #[test]

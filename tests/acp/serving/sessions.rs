@@ -20,6 +20,7 @@ use super::{
     host::{registry, served},
     window::Window,
 };
+use crate::support::Place;
 
 fn manager() -> Manager {
     Manager::builder(MemoryStore::new()).registry(registry()).build()
@@ -207,6 +208,55 @@ async fn cost_for_a_client_that_joins_a_run_has_each_request_of_a_sub_agent_once
     answers.open();
     one.answer(run).await.unwrap();
     assert_eq!(two.update("usage_update").await["cost"]["amount"], 7.0);
+}
+
+#[tokio::test]
+async fn server_in_an_unusual_form_is_tried_or_named_in_a_warning() {
+    let place = Place::new();
+    let file = place.path().join("place");
+    let script = format!(r#"printf %s "$PLACE" > '{}'"#, file.display());
+    let url = "http://127.0.0.1:1/mcp";
+    let servers = json!([
+        { "name": "object", "command": "sh", "args": ["-c", script], "env": { "PLACE": "here" } },
+        { "type": "stdio", "name": "short", "command": "/no/such/program" },
+        { "type": "http", "name": "web", "url": url },
+        { "type": "http", "name": "keyed", "url": url, "headers": { "no name": "secret" } },
+        { "type": "acp", "name": "later", "serverId": "1" },
+        { "name": "empty" },
+        7,
+    ]);
+    let mut window = Window::open(&manager()).await;
+    let mut params = json!({ "cwd": "/work", "mcpServers": servers });
+    let created = window.request("session/new", params.clone()).await.unwrap();
+    assert_eq!(std::fs::read_to_string(&file).unwrap(), "here");
+    params["sessionId"] = created["sessionId"].clone();
+    let session = params["sessionId"].as_str().unwrap();
+    assert_eq!(window.say(session, "Hello").await, "You said: Hello");
+    for (name, reason) in [
+        ("object", ""),
+        ("short", "/no/such/program"),
+        ("web", ""),
+        ("keyed", "no name"),
+        ("later", "unknown form"),
+        ("empty", "unknown form"),
+        ("?", "unknown form"),
+    ] {
+        let about = format!("the MCP server {name:?} can't be used: ");
+        let warns = |message: &Value| {
+            let text = message["params"]["update"]["description"].as_str();
+            text.is_some_and(|text| text.starts_with(&about) && text.contains(reason))
+        };
+        window.next(warns).await;
+    }
+    for method in ["session/load", "session/resume"] {
+        window.request(method, params.clone()).await.unwrap();
+    }
+    for servers in [Value::Null, json!({})] {
+        window.request("session/new", json!({ "cwd": "/work", "mcpServers": servers })).await.unwrap();
+    }
+    window.request("session/new", json!({ "cwd": "/work" })).await.unwrap();
+    let refused = json!({ "cwd": "/work", "mcpServers": "none" });
+    assert_eq!(window.request("session/new", refused).await.unwrap_err()["code"], -32602);
 }
 
 #[tokio::test]

@@ -99,6 +99,21 @@ async fn start_of_an_agent_with_another_version_names_it() {
 }
 
 #[tokio::test]
+async fn turn_with_texts_of_two_messages_separates_them() {
+    let texts = r#"
+        text() { update s "{\"sessionUpdate\":\"agent_message_chunk\",\"messageId\":\"$1\",\"content\":{\"type\":\"text\",\"text\":\"$2\"}}"; }
+        read -r line; request="$line"
+        text c1 'Checking'
+        text c1 ' the mapping.'
+        text f1 'It is fine.'
+        printf '{"jsonrpc":"2.0","id":%s,"result":{"stopReason":"end_turn"}}\n' "$(printf %s "$request" | id)"
+        sleep 600
+    "#;
+    let session = soon(agent("1", texts).start(&SessionOptions::default())).await.unwrap();
+    assert_eq!(asked(&*session, "Hello").await.text, "Checking the mapping.\n\nIt is fine.");
+}
+
+#[tokio::test]
 async fn turn_with_unknown_messages_continues() {
     let odd = r#"
         update s '{"sessionUpdate":"available_commands_update","availableCommands":[]}'

@@ -30,6 +30,7 @@
 //!   case, processes in other groups survive.
 //! - **Models.** The model's name is `default` for the agent's own choice, or the name of a model that the agent
 //!   offers.
+//! - **Texts.** An empty line separates texts of different messages of the agent that follow each other.
 //! - **Tools.** A tool use contains the agent's name for the tool, or else the protocol's kind (`read`, `edit`,
 //!   `execute`, …), and the raw input. Each update contains the complete tool call as the protocol defines it. The
 //!   agent's mode, commands and options are statuses.

@@ -6,7 +6,8 @@ use std::{
 };
 
 use agent_client_protocol_schema::v1::{
-    SessionUpdate, ToolCall, ToolCallStatus, ToolCallUpdate, ToolCallUpdateFields, ToolKind,
+    ContentChunk, MessageId, SessionUpdate, ToolCall, ToolCallStatus, ToolCallUpdate, ToolCallUpdateFields,
+    ToolKind,
 };
 use serde_json::{Map, Value, json};
 
@@ -34,6 +35,8 @@ pub(super) struct AcpTranslator {
     /// Set if the last text ended with the first half of a UTF-16 surrogate pair: whether that text was thinking, and
     /// the half.
     open: Option<(bool, SurrogateHalf)>,
+    /// The last text, unless a tool use has followed it: whether the text was thinking, and the id of its message.
+    message: Option<(bool, MessageId)>,
 }
 
 /// The known parts of a tool call.
@@ -68,7 +71,12 @@ impl AcpTranslator {
                 BackendEvent::Thinking(text) => self.join(true, text, &mut events),
                 // These events do not end the current text, so a later text can continue it.
                 BackendEvent::Status { .. } | BackendEvent::Plan(_) => events.push(event),
-                event => events.extend(self.finish().into_iter().chain([event])),
+                event => {
+                    if matches!(event, BackendEvent::ToolUse(_)) {
+                        self.message = None;
+                    }
+                    events.extend(self.finish().into_iter().chain([event]));
+                }
             }
         }
         events
@@ -111,8 +119,8 @@ impl AcpTranslator {
             }
         };
         match update {
-            SessionUpdate::AgentMessageChunk(chunk) => vec![BackendEvent::Text(words(chunk.content))],
-            SessionUpdate::AgentThoughtChunk(chunk) => vec![BackendEvent::Thinking(words(chunk.content))],
+            SessionUpdate::AgentMessageChunk(chunk) => vec![self.text(false, chunk)],
+            SessionUpdate::AgentThoughtChunk(chunk) => vec![self.text(true, chunk)],
             SessionUpdate::ToolCall(call) => {
                 // If the id of a tool call that has ended occurs again, it belongs to another tool use.
                 let again = self.tools.get(&*call.tool_call_id.0).is_some_and(|tool| tool.finished);
@@ -129,6 +137,21 @@ impl AcpTranslator {
             // All other updates have no events. Among them are the user's messages, which are already known.
             _ => Vec::new(),
         }
+    }
+
+    /// Returns the event for a text. An empty line separates the texts of two messages.
+    fn text(&mut self, thinking: bool, chunk: ContentChunk) -> BackendEvent {
+        let mut text = words(chunk.content);
+        if !text.is_empty() {
+            let message = chunk.message_id.map(|id| (thinking, id));
+            if let (Some((kind, earlier)), Some((_, id))) = (&self.message, &message)
+                && (*kind, earlier != id) == (thinking, true)
+            {
+                text.insert_str(0, "\n\n");
+            }
+            self.message = message;
+        }
+        text_event(thinking, text)
     }
 
     /// Records a tool call for which the agent requests permission, and returns it as a tool use to decide on. The caller
@@ -380,6 +403,47 @@ mod tests {
             chunk("agent_message_chunk", &json!({ "type": "hologram" })),
         ];
         assert_eq!(emitted(updates), ["thinking Hm", "text Yes", "text [a](file:///a)"]);
+    }
+
+    #[test]
+    fn texts_of_different_messages_are_separated() {
+        let said = |kind: &str, id: Value, text: &str| {
+            let content = json!({ "type": "text", "text": text });
+            json!({ "sessionUpdate": kind, "messageId": id, "content": content })
+        };
+        let text = |id: &str, text: &str| said("agent_message_chunk", json!(id), text);
+        let thought = |id: &str, text: &str| said("agent_thought_chunk", json!(id), text);
+        let tool = |status: &str| json!({ "sessionUpdate": "tool_call_update", "toolCallId": "t", "status": status });
+        let emitted = emitted([
+            text("a", "Checking"),
+            text("a", " it."),
+            text("b", ""),
+            text("b", "Fine."),
+            said("agent_message_chunk", Value::Null, " Yes."),
+            thought("c", "Hm."),
+            thought("d", "So."),
+            text("d", "Now"),
+            tool("in_progress"),
+            text("e", "It"),
+            tool("completed"),
+            text("e", " works"),
+            text("f", "Done."),
+        ]);
+        let texts = emitted.iter().filter(|event| event.starts_with("te") || event.starts_with("th"));
+        let expected = [
+            "text Checking",
+            "text  it.",
+            "text ",
+            "text \n\nFine.",
+            "text  Yes.",
+            "thinking Hm.",
+            "thinking \n\nSo.",
+            "text Now",
+            "text It",
+            "text  works",
+            "text \n\nDone.",
+        ];
+        assert!(texts.eq(&expected), "{emitted:?}");
     }
 
     #[test]

@@ -176,7 +176,11 @@ impl ShownConversation {
     }
 
     fn block(&mut self, index: usize, block: &Content, new: &str, ended: bool) {
-        let id = self.answer.as_ref().map(|id| id.to_string().into());
+        // Clients show the chunks of one message together, so a thought is a message of its own.
+        let id = match block {
+            Content::Thinking(_) => self.answer.as_ref().map(|id| format!("{id}.{index}").into()),
+            _ => self.answer.as_ref().map(|id| id.to_string().into()),
+        };
         let chunk = |content: ContentBlock| ContentChunk::new(content).message_id(id);
         let update = match block {
             Content::Text(_) if !new.is_empty() => {

@@ -102,6 +102,25 @@ async fn loaded_conversation_is_shown_once_and_in_order() {
 }
 
 #[tokio::test]
+async fn thoughts_have_ids_of_their_own_that_stay_when_the_session_is_loaded() {
+    async fn ids(window: &mut Window) -> (Value, Value) {
+        let thought = window.update("agent_thought_chunk").await["messageId"].take();
+        (thought, window.update("agent_message_chunk").await["messageId"].take())
+    }
+    let manager = manager();
+    let mut one = Window::open(&manager).await;
+    let session = one.create().await;
+    let run = one.prompt(&session, "Think").await;
+    one.answer(run).await.unwrap();
+    let (thought, answer) = ids(&mut one).await;
+    assert!(thought.is_string() && answer.is_string() && thought != answer, "{thought} {answer}");
+    one.close().await.unwrap();
+    let mut two = Window::open(&manager).await;
+    two.request("session/load", of(&session)).await.unwrap();
+    assert_eq!(ids(&mut two).await, (thought, answer));
+}
+
+#[tokio::test]
 async fn tools_are_shown_from_the_call_to_the_result_with_the_usage() {
     let mut window = Window::open(&manager()).await;
     let session = window.create().await;

@@ -256,9 +256,6 @@ fn marked(name: &str, whole: &str) -> String {
 const ACCEPTED: [&str; 6] =
     ["image/png", "image/jpeg", "image/jpg", "image/gif", "image/webp", "application/pdf"];
 
-/// The note in place of a block that can't be read.
-const UNKNOWN_BLOCK: &str = "[The server sent a block of an unknown kind.]";
-
 /// Converts the result of a call.
 pub(super) fn output(result: CallToolResult) -> ToolOutput {
     let mut blocks: Vec<ResultBlock> = result.content.into_iter().map(block).collect();
@@ -271,8 +268,8 @@ pub(super) fn output(result: CallToolResult) -> ToolOutput {
     if result.is_error == Some(true) { output.failed() } else { output }
 }
 
-/// Converts the result of a call that rmcp can't read as a whole. Blocks that can't be read become notes. A result without
-/// a list of blocks is itself the structured content. Returns `None` if the result does not end the call.
+/// Converts the result of a call that rmcp can't read as a whole. Blocks that can't be read become notes that quote them. A
+/// result without a list of blocks is itself the structured content. Returns `None` if the result does not end the call.
 pub(super) fn partial_output(mut result: Value) -> Option<ToolOutput> {
     let mut readable = CallToolResult::default();
     if let Some(members) = result.as_object_mut() {
@@ -285,9 +282,12 @@ pub(super) fn partial_output(mut result: Value) -> Option<ToolOutput> {
         readable.is_error = is_error.map(|is_error| !matches!(is_error, Value::Bool(false) | Value::Null));
     }
     if let Some(Value::Array(blocks)) = result.get("content") {
-        let unknown = |_| ContentBlock::text(UNKNOWN_BLOCK);
-        let read = |block| lenient(block, &["icons", "_meta", "annotations"]).unwrap_or_else(unknown);
+        let described = &["icons", "_meta", "annotations"];
+        let read = |block| lenient(block, described).unwrap_or_else(|_| unknown_block(block));
         readable.content = blocks.iter().map(read).collect();
+        if blocks.iter().any(|block| block["type"] == "error") {
+            readable.is_error = Some(true);
+        }
     }
     if let Some(value) = result.get_mut("structuredContent") {
         readable.structured_content = Some(value.take());
@@ -295,6 +295,18 @@ pub(super) fn partial_output(mut result: Value) -> Option<ToolOutput> {
         readable.structured_content = Some(result);
     }
     Some(output(readable))
+}
+
+/// Returns a note that quotes a block: its text, or else its JSON without the data of files.
+fn unknown_block(block: &Value) -> ContentBlock {
+    let mut quoted = block.clone();
+    for place in ["", "/resource"] {
+        if let Some(Value::Object(members)) = quoted.pointer_mut(place) {
+            members.retain(|name, member| !matches!(&**name, "data" | "blob") || !member.is_string());
+        }
+    }
+    let text = block["text"].as_str().map_or_else(|| quoted.to_string(), str::to_owned);
+    ContentBlock::text(format!("[The server sent a block of an unknown kind: {text}]"))
 }
 
 /// Reads a value. If that fails, removes one of the listed members, which only describe the value, or as many of them as
@@ -332,7 +344,7 @@ fn block(content: ContentBlock) -> ResultBlock {
             let about = link.description.as_deref().map(|about| format!(" ({})", clip(about, LONGEST)));
             Text::new(format!("Resource {name}: {uri}{}", about.unwrap_or_default())).into()
         }
-        _ => Text::new(UNKNOWN_BLOCK).into(),
+        _ => Text::new("[The server sent a block of an unknown kind.]").into(),
     }
 }
 

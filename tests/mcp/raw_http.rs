@@ -413,20 +413,35 @@ fn answer(message: &Value, result: &Value, as_event: bool) -> Reply {
 
 #[tokio::test]
 async fn call_result_with_an_unreadable_part_keeps_the_others() {
-    const UNKNOWN: &str = "[The server sent a block of an unknown kind.]";
     let done = json!({ "type": "text", "text": "done" });
     let mut results = Vec::new();
     for (block, expected) in [
-        (json!({ "type": "resource_link", "uri": "ui://demo/view/v1", "mimeType": "text/html" }), UNKNOWN),
+        (
+            json!({ "type": "resource_link", "uri": "ui://demo/view/v1", "mimeType": "text/html" }),
+            r#"[The server sent a block of an unknown kind: {"type":"resource_link","uri":"ui://demo/view/v1","mimeType":"text/html"}]"#,
+        ),
         (json!({ "type": "text", "text": "t", "annotations": { "audience": ["system"] } }), "t"),
-        (json!({ "type": "video", "data": "aGk=", "mimeType": "video/mp4" }), UNKNOWN),
-        (json!({ "type": "resource", "resource": { "uri": "x" } }), UNKNOWN),
+        (
+            json!({ "type": "video", "data": "aGk=", "mimeType": "video/mp4" }),
+            r#"[The server sent a block of an unknown kind: {"type":"video","mimeType":"video/mp4"}]"#,
+        ),
+        (
+            json!({ "type": "resource", "resource": { "uri": 7, "blob": "aGk=" } }),
+            r#"[The server sent a block of an unknown kind: {"type":"resource","resource":{"uri":7}}]"#,
+        ),
+        (
+            json!({ "type": "json", "json": { "doi": "10.1/x" } }),
+            r#"[The server sent a block of an unknown kind: {"type":"json","json":{"doi":"10.1/x"}}]"#,
+        ),
+        (json!({ "type": "note", "text": "look" }), "[The server sent a block of an unknown kind: look]"),
     ] {
         let expected = format!("done{expected}");
         results.push((json!({ "content": [done, block] }), expected.clone(), false));
         results.push((json!({ "content": [done, block], "isError": true }), expected, true));
     }
     results.push((json!({ "content": [done], "isError": "true" }), "done".to_owned(), true));
+    let error = "[The server sent a block of an unknown kind: Invalid number]".to_owned();
+    results.push((json!({ "content": [{ "type": "error", "text": "Invalid number" }] }), error, true));
     let plain = json!({ "success": true, "configs": [] });
     results.push((plain.clone(), plain.to_string(), false));
     // rmcp reads these as other results. In an answer as JSON, it drops the content before this crate sees the answer.

@@ -31,6 +31,7 @@ use rmcp::{
     },
 };
 use serde::Deserialize as _;
+use serde_json::Value;
 use tokio::{
     sync::watch,
     time::{Instant, sleep_until, timeout},
@@ -365,6 +366,12 @@ impl McpHttpClient {
             let text = event.data.as_deref().filter(|text| !text.trim().is_empty());
             let readable = text.and_then(|text| readable::<ServerJsonRpcMessage>(text.as_bytes()));
             event.data = readable.and_then(|text| String::from_utf8(text).ok()).or(event.data);
+            // rmcp ignores events of other names, but some servers send errors in events named `error`.
+            let name = event.event.as_deref().filter(|name| !matches!(*name, "" | "message"));
+            let envelope = name.and(event.data.as_deref());
+            let envelope = envelope.and_then(|text| serde_json::from_str::<Value>(text).ok());
+            event.event =
+                event.event.filter(|_| envelope.is_none_or(|envelope| envelope["jsonrpc"] != "2.0"));
             event
         });
         events.take_until(self.over.clone().cancelled_owned()).boxed()

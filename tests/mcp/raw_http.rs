@@ -349,6 +349,25 @@ async fn connect_discovery_after_an_event_that_is_not_a_message_is_used() {
 }
 
 #[tokio::test]
+async fn call_over_http_answered_in_an_event_of_another_name_gets_the_answer() {
+    for is_open in [false, true] {
+        let server = Raw::start(move |message| match message["method"].as_str() {
+            Some("tools/call") => {
+                let error = json!({ "code": -32000, "message": "not today" });
+                let answer = json!({ "jsonrpc": "2.0", "id": message["id"], "error": error });
+                let end = if is_open { End::Open } else { End::Complete };
+                Reply::Stream(format!("event: error\ndata: {answer}\n\n"), end)
+            }
+            _ => polite(message),
+        })
+        .await;
+        let client = soon(server.client(OLD).idle_limit(Duration::from_secs(5)).connect()).await.unwrap();
+        let failed = failure(&call(&set(&client).await, "raw__echo", "").await);
+        assert!(failed.contains("not today"), "{is_open}: {failed}");
+    }
+}
+
+#[tokio::test]
 async fn connect_to_a_server_that_requires_a_login_does_not_initialize() {
     for (status, line) in [
         (401, "www-authenticate: Bearer"),

@@ -55,6 +55,8 @@ struct Behaviour {
     issued: usize,
     /// The time in seconds for which a token is valid.
     life: Option<u64>,
+    /// Whether the answers lack what clients can know, and have numbers as texts.
+    is_terse: bool,
     refuses_registration: bool,
     /// The code with which renewals are refused.
     refuses_renewal: Option<&'static str>,
@@ -82,6 +84,11 @@ async fn register(State(server): State<Shared>, Json(request): Json<Value>) -> R
     }
     server.registered += 1;
     assert_eq!(request["redirect_uris"], json!([CALLBACK]));
+    if server.is_terse {
+        let registered =
+            json!({ "client_id": format!("client-{}", server.registered), "redirect_uris": null });
+        return (StatusCode::CREATED, Json(registered)).into_response();
+    }
     let registered = json!({
         "client_id": format!("client-{}", server.registered), "client_name": request["client_name"], "redirect_uris": [CALLBACK],
         "token_endpoint_auth_method": "none",
@@ -137,6 +144,10 @@ fn granted(server: &mut Behaviour, form: &BTreeMap<String, String>) -> Response 
     });
     if let Some(life) = server.life {
         tokens["expires_in"] = life.into();
+    }
+    if server.is_terse {
+        tokens["expires_in"] = "3600".into();
+        tokens.as_object_mut().unwrap().remove("token_type");
     }
     Json(tokens).into_response()
 }
@@ -351,6 +362,20 @@ async fn token_that_has_expired_is_renewed_and_saved() {
     assert_eq!(grants(&server), ["authorization_code", "refresh_token"]);
     let saved = serde_json::to_string(&store.tokens.lock().unwrap().clone().unwrap()).unwrap();
     assert!(saved.contains("secret-2") && saved.contains("renew-2"), "{saved}");
+}
+
+#[tokio::test]
+async fn login_with_terse_answers_of_the_authorization_server_works() {
+    let server = start(Behaviour { is_terse: true, ..Behaviour::default() }).await;
+    let store = logged_in(&server).await;
+    let client = connect(&server, &store).await.unwrap();
+    assert!(ask(&client).await.starts_with("You said: Hello"));
+    server.lock().unwrap().valid.clear();
+    assert!(ask(&client).await.starts_with("You said: Hello"));
+    assert_eq!(grants(&server), ["authorization_code", "refresh_token"]);
+    // The tokens expire in an hour, as the text says.
+    let saved = serde_json::to_value(store.tokens.lock().unwrap().clone().unwrap()).unwrap().to_string();
+    assert!(saved.contains("3600"), "{saved}");
 }
 
 #[tokio::test]

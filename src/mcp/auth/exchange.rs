@@ -7,10 +7,11 @@ use std::{
 };
 
 use reqwest::{
-    Client, Request, Url,
+    Body, Client, Request, Url,
     dns::{Addrs, Name, Resolve, Resolving},
 };
 use rmcp::transport::auth::{OAuthHttpClient, OAuthHttpClientFuture, OAuthHttpRequest};
+use serde_json::{Map, Value};
 use tokio::{net::lookup_host, time::timeout};
 
 use super::{BoxError, LIMIT, shown};
@@ -49,14 +50,41 @@ impl AuthorizationHttpClient {
         if let Some(address) = literal(request.url()) {
             self.reach.check(address)?;
         }
+        let sent = request.body().and_then(Body::as_bytes).unwrap_or_default().to_vec();
         let mut response = self.client.execute(request).await?;
         let body = body(&mut response, LONGEST).await?;
-        let mut answer =
-            http::Response::new(body.ok_or_else(|| format!("the answer exceeds {LONGEST} bytes"))?);
+        let body = body.ok_or_else(|| format!("the answer exceeds {LONGEST} bytes"))?;
+        let completed = response.status().is_success().then(|| completed(&body, &sent)).flatten();
+        let mut answer = http::Response::new(completed.unwrap_or(body));
         *answer.status_mut() = response.status();
         *answer.headers_mut() = std::mem::take(response.headers_mut());
         Ok(answer)
     }
+}
+
+/// Returns an answer in the form that rmcp reads. Some servers send the time until a token expires as text, and some omit
+/// the kind of the token or the addresses that the request for a registration has named. Returns `None` if the answer is
+/// not an object.
+fn completed(answer: &[u8], request: &[u8]) -> Option<Vec<u8>> {
+    let mut answer: Value = serde_json::from_slice(answer).ok()?;
+    let members = answer.as_object_mut()?;
+    let lacks = |members: &Map<String, Value>, name| members.get(name).is_none_or(Value::is_null);
+    if !lacks(members, "access_token") {
+        if lacks(members, "token_type") {
+            members.insert("token_type".to_owned(), "bearer".into());
+        }
+        if let Some(expiry) = members.shift_remove("expires_in") {
+            let seconds = expiry.as_u64().or_else(|| expiry.as_str()?.trim().parse().ok());
+            members.extend(seconds.map(|seconds| ("expires_in".to_owned(), seconds.into())));
+        }
+    }
+    if !lacks(members, "client_id")
+        && lacks(members, "redirect_uris")
+        && let Ok(Value::Object(mut request)) = serde_json::from_slice(request)
+    {
+        members.extend(request.shift_remove_entry("redirect_uris"));
+    }
+    serde_json::to_vec(&answer).ok()
 }
 
 impl OAuthHttpClient for AuthorizationHttpClient {

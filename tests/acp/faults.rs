@@ -78,6 +78,11 @@ async fn start_of_an_echo_is_an_error() {
 /// Returns a backend whose program is a shell script. The script starts a session and then runs `body`. In the script,
 /// `answer` replies to the next request with a result, and `update` sends an update.
 fn agent(version: &str, body: &str) -> AcpBackend {
+    agent_with(version, r#"{"sessionId":"s","_meta":{}}"#, body)
+}
+
+/// Like `agent`. The script starts the session with this answer.
+fn agent_with(version: &str, session: &str, body: &str) -> AcpBackend {
     script(&format!(
         r#"
         id() {{ sed 's/.*"id":\([0-9]*\),.*/\1/'; }}
@@ -85,7 +90,7 @@ fn agent(version: &str, body: &str) -> AcpBackend {
         update() {{ printf '{{"jsonrpc":"2.0","method":"session/update","params":{{"sessionId":"%s","update":%s}}}}\n' "$1" "$2"; }}
         say() {{ update s "{{\"sessionUpdate\":\"agent_message_chunk\",\"content\":{{\"type\":\"text\",\"text\":\"$1\"}}}}"; }}
         answer '"result":{{"protocolVersion":{version},"more":[1]}}'
-        answer '"result":{{"sessionId":"s","_meta":{{}}}}'
+        answer '"result":{session}'
         {body}
         "#
     ))
@@ -96,6 +101,45 @@ async fn start_of_an_agent_with_another_version_names_it() {
     let error = fails(agent("99", "")).await;
     assert!(matches!(error, BackendError::Unsupported(_)));
     says(&error, "speaks version 99 of the Agent Client Protocol; only version 1 is supported");
+}
+
+#[tokio::test]
+async fn start_with_a_model_selects_one_that_the_agent_offers_in_the_older_form() {
+    const MODELS: &str = r#"{"sessionId":"s","models":{"currentModelId":"a","availableModels":[{"modelId":"a","name":"A"},{"modelId":"b","name":"Big"}]}}"#;
+    let answers = r#"
+        answer '"result":{}'
+        case "$line" in *'"method":"session/set_model"'*) method=set;; *) method="$line";; esac
+        case "$line" in *'"modelId":"b"'*) model=b;; *) model="$line";; esac
+        read -r line; request="$line"
+        say "$method $model"
+        printf '{"jsonrpc":"2.0","id":%s,"result":{"stopReason":"end_turn"}}\n' "$(printf %s "$request" | id)"
+        sleep 600
+    "#;
+    for model in ["b", "Big"] {
+        let backend = agent_with("1", MODELS, answers);
+        let session = soon(backend.start(&SessionOptions::new(model))).await.unwrap();
+        assert_eq!(asked(&*session, "Hello").await.text, "set b");
+    }
+    let Err(error) = soon(agent_with("1", MODELS, "").start(&SessionOptions::new("c"))).await else {
+        panic!("the session started")
+    };
+    says(&error, "no model `c`; choose one of: a, b");
+}
+
+#[tokio::test]
+async fn start_with_a_model_selects_one_of_an_option_without_a_category() {
+    const MODELS: &str = r#"{"sessionId":"s","configOptions":[{"id":"model","name":"Model","type":"select","currentValue":"a","options":[{"value":"b","name":"B"}]}]}"#;
+    let answers = r#"
+        answer '"result":{"configOptions":[]}'
+        case "$line" in *'"method":"session/set_config_option"'*) method=set;; *) method="$line";; esac
+        case "$line" in *'"value":"b"'*) model=b;; *) model="$line";; esac
+        read -r line; request="$line"
+        say "$method $model"
+        printf '{"jsonrpc":"2.0","id":%s,"result":{"stopReason":"end_turn"}}\n' "$(printf %s "$request" | id)"
+        sleep 600
+    "#;
+    let session = soon(agent_with("1", MODELS, answers).start(&SessionOptions::new("b"))).await.unwrap();
+    assert_eq!(asked(&*session, "Hello").await.text, "set b");
 }
 
 #[tokio::test]

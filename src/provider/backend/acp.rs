@@ -29,7 +29,8 @@
 //!   application itself is killed, a small `sh` that watches the application kills the program's process group. In this
 //!   case, processes in other groups survive.
 //! - **Models.** The model's name is `default` for the agent's own choice, or the name of a model that the agent
-//!   offers.
+//!   offers: in an option of the category `model` or with the id `model`, or in the older form, `models`, with the
+//!   method `session/set_model`.
 //! - **Texts.** An empty line separates texts of different messages of the agent that follow each other.
 //! - **Tools.** A tool use contains the agent's name for the tool, or else the protocol's kind (`read`, `edit`,
 //!   `execute`, …), and the raw input. Each update contains the complete tool call as the protocol defines it. The

@@ -13,14 +13,17 @@ use agent_client_protocol_schema::{
         InitializeRequest, InitializeResponse, LoadSessionRequest, LoadSessionResponse,
         McpServer as WireServer, NewSessionRequest, NewSessionResponse, PromptCapabilities, PromptRequest,
         ResumeSessionRequest, ResumeSessionResponse, SessionConfigId, SessionConfigKind, SessionConfigOption,
-        SessionConfigOptionCategory, SessionConfigSelectOptions, SessionConfigValueId,
-        SetSessionConfigOptionRequest,
+        SessionConfigOptionCategory, SessionConfigSelectOption, SessionConfigSelectOptions,
+        SessionConfigValueId, SetSessionConfigOptionRequest,
     },
 };
 use async_trait::async_trait;
 use futures_util::stream;
-use serde::{Serialize, de::DeserializeOwned};
-use serde_json::Value;
+use serde::{
+    Deserialize, Deserializer, Serialize,
+    de::{DeserializeOwned, Error as _},
+};
+use serde_json::{Value, json};
 use tokio::time::{Instant, timeout};
 
 use super::{
@@ -60,6 +63,25 @@ struct AcpSessionOpening<'a> {
     sign_in: Vec<AuthMethod>,
 }
 
+/// The answer to a request that opens a session.
+struct OpenedAcpSession<T> {
+    session: T,
+    /// The models in the form that agents used before options, which is not part of the protocol.
+    models: Value,
+}
+
+impl<'de, T: DeserializeOwned> Deserialize<'de> for OpenedAcpSession<T> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let mut answer = Value::deserialize(deserializer)?;
+        let models = answer.get_mut("models").map(Value::take).unwrap_or_default();
+        let session = serde_json::from_value(answer).map_err(D::Error::custom)?;
+        Ok(Self { session, models })
+    }
+}
+
+/// The options of a session, and its models in the older form.
+type OfferedModels = (Option<Vec<SessionConfigOption>>, Value);
+
 /// Starts the program, and starts or resumes a session.
 pub(super) async fn open(
     backend: &AcpBackend,
@@ -74,13 +96,13 @@ pub(super) async fn open(
     let servers: Result<Vec<WireServer>, _> =
         backend.servers.iter().map(|server| server.wire(&can.mcp_capabilities)).collect();
     let servers = servers?;
-    let (id, model_options) = match resumed {
+    let (id, offered) = match resumed {
         None => {
             let request = NewSessionRequest::new(folder).mcp_servers(servers);
-            let session: NewSessionResponse = opening.ask("session/new", request).await?;
-            let id = session.session_id.0.to_string();
+            let opened: OpenedAcpSession<NewSessionResponse> = opening.ask("session/new", request).await?;
+            let id = opened.session.session_id.0.to_string();
             opening.connection.shared.is_session(&id);
-            (SessionId::new(id), session.config_options)
+            (SessionId::new(id), (opened.session.config_options, opened.models))
         }
         Some(id) => {
             // The id is set before the request is sent, so that updates of other sessions are ignored.
@@ -97,7 +119,7 @@ pub(super) async fn open(
     warnings.extend(unknown.map(|setting| {
         format!("the setting `{setting}` is ignored: `{}` supports only the setting `folder`", backend.name)
     }));
-    warnings.extend(opening.choose(&id, &options.model, model_options.unwrap_or_default()).await?);
+    warnings.extend(opening.choose(&id, &options.model, offered).await?);
     let connection = opening.connection;
     Ok(AcpSession {
         connection,
@@ -166,7 +188,7 @@ impl AcpSessionOpening<'_> {
         folder: PathBuf,
         servers: Vec<WireServer>,
         can: &AgentCapabilities,
-    ) -> Result<Option<Vec<SessionConfigOption>>, BackendError> {
+    ) -> Result<OfferedModels, BackendError> {
         let wire = id.as_str().to_owned();
         let refused = |call, unanswered| match unanswered {
             AcpRequestFailure::Refused(error) => not_resumed(call, &error, id, &self.sign_in),
@@ -175,8 +197,8 @@ impl AcpSessionOpening<'_> {
         if can.session_capabilities.resume.is_some() {
             let request =
                 ResumeSessionRequest::new(wire.clone(), folder.clone()).mcp_servers(servers.clone());
-            match self.answer::<ResumeSessionResponse>("session/resume", request).await {
-                Ok(session) => return Ok(session.config_options),
+            match self.answer::<OpenedAcpSession<ResumeSessionResponse>>("session/resume", request).await {
+                Ok(opened) => return Ok((opened.session.config_options, opened.models)),
                 Err(AcpRequestFailure::Refused(error))
                     if can.load_session && error.code != ErrorCode::AuthRequired =>
                 {
@@ -193,14 +215,14 @@ impl AcpSessionOpening<'_> {
             )));
         }
         let request = LoadSessionRequest::new(wire, folder).mcp_servers(servers);
-        let session: LoadSessionResponse =
+        let opened: OpenedAcpSession<LoadSessionResponse> =
             self.answer("session/load", request).await.map_err(|error| refused("session/load", error))?;
         // The agent repeats the conversation before it responds. Some agents continue the repetition after their
         // response, and the next turn must not contain any of it. The wait uses only half of the remaining time, so
         // that the requests that follow have time even if an agent never falls silent.
         let left = self.until.saturating_duration_since(Instant::now());
         let _ = timeout(left / 2, self.connection.shared.quiet(SILENCE)).await;
-        Ok(session.config_options)
+        Ok((opened.session.config_options, opened.models))
     }
 
     /// Selects the model, if the agent offers a choice. Returns a warning if the agent offers no choice, and an error
@@ -209,13 +231,22 @@ impl AcpSessionOpening<'_> {
         &self,
         id: &SessionId,
         model: &str,
-        options: Vec<SessionConfigOption>,
+        (options, models): OfferedModels,
     ) -> Result<Option<String>, BackendError> {
         if model.is_empty() || model == "default" {
             return Ok(None);
         }
-        match choice(&options, model) {
+        let older = older_models(&models);
+        let selection = choice(options.as_deref().unwrap_or_default(), model);
+        let is_older = selection == AcpModelSelection::None && older.is_some();
+        let selection = if is_older { choice(older.as_slice(), model) } else { selection };
+        match selection {
             AcpModelSelection::Chosen => Ok(None),
+            AcpModelSelection::Choose { value, .. } if is_older => {
+                let request = json!({ "sessionId": id.as_str(), "modelId": value });
+                let _: Value = self.ask("session/set_model", request).await?;
+                Ok(None)
+            }
             AcpModelSelection::Choose { option, value } => {
                 let request = SetSessionConfigOptionRequest::new(id.as_str().to_owned(), option, value);
                 let _: Value = self.ask("session/set_config_option", request).await?;
@@ -301,14 +332,27 @@ pub(super) enum AcpModelSelection {
     Unknown(String),
 }
 
-pub(super) fn choice(options: &[SessionConfigOption], model: &str) -> AcpModelSelection {
-    let models = options.iter().find_map(|option| match &option.kind {
-        SessionConfigKind::Select(select) if option.category == Some(SessionConfigOptionCategory::Model) => {
-            Some((option, select))
-        }
-        _ => None,
+/// Returns the models in the older form as an option.
+fn older_models(models: &Value) -> Option<SessionConfigOption> {
+    let offered = models["availableModels"].as_array()?.iter().filter_map(|model| {
+        let id = model["modelId"].as_str()?;
+        Some(SessionConfigSelectOption::new(id.to_owned(), model["name"].as_str().unwrap_or(id)))
     });
-    let Some((option, select)) = models else {
+    let current = models["currentModelId"].as_str().unwrap_or_default().to_owned();
+    Some(SessionConfigOption::select("model", "Model", current, offered.collect::<Vec<_>>()))
+}
+
+pub(super) fn choice(options: &[SessionConfigOption], model: &str) -> AcpModelSelection {
+    let selects = || {
+        options.iter().filter_map(|option| match &option.kind {
+            SessionConfigKind::Select(select) => Some((option, select)),
+            _ => None,
+        })
+    };
+    let models = selects().find(|(option, _)| option.category == Some(SessionConfigOptionCategory::Model));
+    // Some agents do not send the category, which is optional.
+    let Some((option, select)) = models.or_else(|| selects().find(|(option, _)| &*option.id.0 == "model"))
+    else {
         return AcpModelSelection::None;
     };
     let values: Vec<_> = match &select.options {
@@ -330,8 +374,6 @@ pub(super) fn choice(options: &[SessionConfigOption], model: &str) -> AcpModelSe
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
-
     use super::*;
 
     #[test]
@@ -349,5 +391,24 @@ mod tests {
         assert_eq!((choice(&options, "b"), choice(&options, "Big")), (big(), big()));
         assert_eq!(choice(&options, "small"), AcpModelSelection::Unknown("a, b".to_owned()));
         assert_eq!(choice(&options[..1], "a"), AcpModelSelection::None);
+    }
+
+    #[test]
+    fn model_without_a_category_is_chosen_by_the_id_of_its_option() {
+        let option = |id: &str, category: Option<&str>| {
+            let mut option = json!({ "id": id, "name": "Model", "type": "select", "currentValue": "a",
+                "options": [{ "value": "a", "name": "A" }, { "value": "b", "name": "B" }] });
+            if let Some(category) = category {
+                option["category"] = category.into();
+            }
+            serde_json::from_value::<SessionConfigOption>(option).unwrap()
+        };
+        let chosen = |options: &[SessionConfigOption]| match choice(options, "b") {
+            AcpModelSelection::Choose { option, .. } => option.0.to_string(),
+            other => format!("{other:?}"),
+        };
+        assert_eq!(chosen(&[option("mode", None), option("model", None)]), "model");
+        assert_eq!(chosen(&[option("model", None), option("llm", Some("model"))]), "llm");
+        assert_eq!(chosen(&[option("mode", None)]), "None");
     }
 }

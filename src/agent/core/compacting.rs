@@ -150,8 +150,8 @@ impl AgentCore {
         }
     }
 
-    /// If the writer has refused the request for the summary because of its size, sends it half as long. Otherwise, asks the
-    /// next backup model for the summary. If there is none, ends the compaction that failed: the step continues
+    /// Asks the next backup model for the summary. If there is none, and the writer has refused the request because of its
+    /// size, sends half of the request. Otherwise, ends the compaction that failed: the step continues
     /// or, if its request was refused, fails.
     pub(super) fn compaction_failed(
         &mut self,
@@ -160,16 +160,19 @@ impl AgentCore {
         failure: Failure,
         cx: &mut CoreInputContext<'_>,
     ) {
-        let is_too_long = matches!(&failure, Failure::Provider { error } if error.kind == ProviderErrorKind::ContextTooLong);
-        if is_too_long && plan.shortened < MOST_SHORTENED {
-            plan.shortened += 1;
-            return self.summarise(turn, plan, cx);
-        }
         let is_free = |(_, model): &(u8, &Model)| (cx.replay)(model) != Replay::Never;
         let next = turn.next_writers(&plan, &failure, cx.config).find(is_free).map(|(index, _)| index);
         if next.is_some() {
             (plan.backup, plan.shortened) = (next, 0);
             return self.summarise(turn, plan, cx);
+        }
+        let is_too_long = matches!(&failure, Failure::Provider { error } if error.kind == ProviderErrorKind::ContextTooLong);
+        if is_too_long && plan.shortened < MOST_SHORTENED {
+            let before = turn.to_summarise(&plan, cx.config);
+            plan.shortened += 1;
+            if turn.to_summarise(&plan, cx.config) != before {
+                return self.summarise(turn, plan, cx);
+            }
         }
         turn.end_failed_compaction(&plan, &failure, cx);
         if turn.compaction.is_some() {
@@ -289,24 +292,24 @@ impl Turn {
         let is_own = writer == self.model_in(config);
         let fixed = fixed(self, config);
         let size = fixed + plan.history.iter().map(|message| message.estimated_tokens()).sum::<u64>();
-        // The plan has the size of the conversation that the turn's own model counts.
+        // Besides the estimate, the plan has the size that the turn's own model counts. Both include the pending prompt.
         let instruction = plan.history.last().map_or(0, |message| message.estimated_tokens());
-        let counted = if is_own { plan.size.saturating_add(instruction) } else { size };
+        let (own, of) = if is_own { (plan.size.max(1), self.whole(config).max(1)) } else { (1, 1) };
+        let scaled = |tokens: u64, by: u64, of: u64| {
+            let scaled = u128::from(tokens.saturating_sub(instruction)) * u128::from(by) / u128::from(of);
+            u64::try_from(scaled).unwrap_or(u64::MAX).saturating_add(instruction)
+        };
+        let counted = scaled(size, own, of);
         let refused = plan.refused.as_ref().filter(|_| is_own).map(|_| plan.size);
         let room = self.room(writer, config).into_iter().chain(refused).min();
         let limit = room.map(|room| times(room, SUMMARY_SHARE));
         let fits = if is_own && refused.is_none() { room } else { limit };
         let limit = match limit {
-            Some(limit) if fits.is_some_and(|fits| counted > fits) => {
-                // What has to be removed, in estimated tokens.
-                let (estimated, of) = if is_own { (self.whole(config), plan.size.max(1)) } else { (1, 1) };
-                let excess = u128::from(counted - limit) * u128::from(estimated) / u128::from(of);
-                size.saturating_sub(u64::try_from(excess).unwrap_or(u64::MAX))
-            }
+            Some(limit) if fits.is_some_and(|fits| counted > fits) => scaled(limit, of, own),
             _ => size,
         };
-        let limit = limit >> plan.shortened;
-        if size > limit { fitting(plan, limit.saturating_sub(fixed)) } else { plan.history.clone() }
+        let limit = limit.saturating_sub(fixed) >> plan.shortened;
+        if size.saturating_sub(fixed) > limit { fitting(plan, limit) } else { plan.history.clone() }
     }
 
     /// Returns the estimated size of the next request.
@@ -619,48 +622,44 @@ fn begins_turn(sent: &[MeasuredMessage<'_>], place: usize, in_flight: Option<Tur
     later.first().is_some_and(|own| own.message.is_prompt()) && (before.is_none() || before != after)
 }
 
-/// Returns the conversation of a plan with at most `limit` tokens, as far as this is possible. Its messages are cleared,
-/// except for the last answer. If this is not enough, the messages are omitted that the summary does not replace, and then
-/// the oldest ones. An earlier summary and the instruction always stay, and the first message unless it is large.
+/// Returns the conversation of a plan with at most `limit` tokens, as far as this is possible. First, the messages are
+/// omitted that the summary does not replace. If this is not enough, the others are cleared, except for the last answer.
+/// Then those that do not fit are omitted, the oldest first. An earlier summary and the instruction always stay, and the
+/// first message unless it is large.
 fn fitting(plan: &CompactionPlan, limit: u64) -> History {
-    let shortened = |messages: &[Arc<Message>]| -> Vec<Arc<Message>> {
-        // A service can require the thinking of the answer whose tools have just run.
-        let last = messages.iter().rposition(|message| message.role == Role::Assistant);
-        let one = |(index, message): (usize, &Arc<Message>)| match last {
-            Some(last) if last == index => Arc::clone(message),
-            _ => Arc::new(cleared(message, ClearingReason::Room)),
-        };
-        messages.iter().enumerate().map(one).collect()
-    };
     let tokens = |messages: &[Arc<Message>]| messages.iter().map(|own| own.estimated_tokens()).sum::<u64>();
-    let all: Vec<_> = plan.history.iter().cloned().collect();
-    let Some((instruction, all)) = all.split_last() else { return plan.history.clone() };
+    let mut all: Vec<_> = plan.history.iter().cloned().collect();
+    let Some(instruction) = all.pop() else { return History::new() };
     let limit = limit.saturating_sub(instruction.estimated_tokens());
-    let mut rest = shortened(all);
-    if tokens(&rest) > limit {
-        rest = shortened(&all[..plan.replaced.min(all.len())]);
+    all.truncate(plan.replaced);
+    if tokens(&all) <= limit {
+        return all.into_iter().chain([instruction]).collect();
+    }
+    // A service can require the thinking of the answer whose tools have just run.
+    let last = all.iter().rposition(|message| message.role == Role::Assistant);
+    for (_, message) in all.iter_mut().enumerate().filter(|(index, _)| Some(*index) != last) {
+        *message = Arc::new(cleared(message, ClearingReason::Room));
     }
     // The first message is an earlier summary, or the prompt that states the task.
-    let stays = plan.has_summary || rest.first().is_some_and(|own| own.estimated_tokens() <= limit / 2);
-    let head: Vec<_> = rest.drain(..usize::from(stays).min(rest.len())).collect();
-    let limit = limit.saturating_sub(tokens(&head));
-    let mut size = 0;
-    let fits = |message: &&Arc<Message>| {
-        size += message.estimated_tokens();
-        size <= limit
+    let stays = |own: &Arc<Message>| {
+        plan.has_summary || own.tool_uses().next().is_none() && own.estimated_tokens() <= limit / 2
     };
-    let mut first = rest.len() - rest.iter().rev().take_while(fits).count();
-    // Results can't be sent without their tool uses.
-    while rest.get(first).is_some_and(|message| message.tool_results().next().is_some()) {
-        first += 1;
+    let head: Vec<_> = all.drain(..usize::from(all.first().is_some_and(stays))).collect();
+    let mut room = limit.saturating_sub(tokens(&head));
+    // Results can't be sent without their tool uses, nor tool uses without their results.
+    let (mut kept, mut end) = (Vec::new(), all.len());
+    while let Some(begin) = all[..end].iter().rposition(|own| own.tool_results().next().is_none()) {
+        let size = tokens(&all[begin..end]);
+        if size <= room || kept.is_empty() && head.is_empty() && begin == 0 {
+            room = room.saturating_sub(size);
+            kept.push(begin..end);
+        }
+        end = begin;
     }
-    if first == rest.len() {
-        let begins = |message: &Arc<Message>| message.tool_results().next().is_none();
-        first = rest.iter().rposition(begins).unwrap_or(first);
-    }
-    let note = (first > 0).then(|| Arc::new(Message::user(CUT_OFF).with_timestamp(Timestamp(0))));
-    let rest = rest.into_iter().skip(first);
-    head.into_iter().chain(note).chain(rest).chain([Arc::clone(instruction)]).collect()
+    let count: usize = kept.iter().map(ExactSizeIterator::len).sum();
+    let note = (count < all.len()).then(|| Arc::new(Message::user(CUT_OFF).with_timestamp(Timestamp(0))));
+    let kept = kept.into_iter().rev().flat_map(|range| all[range].iter().cloned());
+    head.into_iter().chain(note).chain(kept).chain([instruction]).collect()
 }
 
 /// Returns the texts of the prompts before `end`, the newest first, as far as they have at most `limit` tokens.

@@ -8,7 +8,7 @@ use super::{
 };
 use crate::{
     agent::{Agent, Compact, CompactionPolicy},
-    message::{CompactionTrigger, Usage},
+    message::{CompactionTrigger, ToolResult, Usage},
     provider::ModelInfo,
     testing::{ScriptedProvider, Step},
     tool::{Tool, ToolError, tool_fn},
@@ -115,6 +115,12 @@ fn strict(room: u64, times: u64) -> ScriptedProvider {
     })
 }
 
+/// Returns the messages of the last request for a summary.
+fn summarised(provider: &ScriptedProvider) -> Vec<String> {
+    let mut requests = provider.requests().into_iter().map(|request| sent(&request));
+    requests.rfind(|texts| texts.last().unwrap().contains("replaced by a summary")).unwrap()
+}
+
 /// Runs this many prompts, of which the first one has a number. Each must be answered.
 async fn run_all(agent: &mut Watched, prompts: usize) -> usize {
     let mut made = 0;
@@ -157,6 +163,36 @@ async fn conversation_above_the_room_of_the_next_model_is_compacted() {
         assert!(stopped(&events).text().starts_with("word"));
         assert!(compactions(&events)[0].is_ok());
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn long_prompt_takes_nothing_from_the_request_for_the_summary() {
+    for is_known in [true, false] {
+        let provider = strict(3_000, 1);
+        let policy = CompactionPolicy::default();
+        let info = ModelInfo::new("small").with_context_window(3_100).with_output_limit(100);
+        let model = if is_known { provider.model().with_info(info) } else { provider.model() };
+        let mut agent = Watched::start(Agent::builder().model(model).compaction(policy)).await;
+        agent.run("Hello").await;
+        run_all(&mut agent, 13).await;
+        let events = agent.run("more ".repeat(1_800).as_str()).await;
+        assert!(compactions(&events)[0].is_ok());
+        let asked = summarised(&provider);
+        assert_eq!((asked[0].as_str(), asked.len()), ("user: Hello", 29), "everything is read");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn request_for_a_summary_behind_many_tools_is_halved_without_them() {
+    let (large, small) = (strict(100_000, 1), strict(2_000, 1));
+    let builder = Agent::builder().model(large.model()).compaction(CompactionPolicy::default());
+    let mut agent = Watched::start(builder.system("rule ".repeat(1_000))).await;
+    assert_eq!(run_all(&mut agent, 14).await, 0);
+    let next = small.model();
+    agent.agent.set_state(move |draft| Ok(draft.config.set_model(next)?)).await.unwrap();
+    assert!(compactions(&agent.run("Q").await)[0].is_ok());
+    let asked = summarised(&small);
+    assert!(asked.len() > 4, "{} messages", asked.len());
 }
 
 #[tokio::test(start_paused = true)]
@@ -204,5 +240,5 @@ async fn compaction_after_a_clearing_keeps_what_was_cleared() {
     agent.run("Q3").await;
     let request = provider.last_request().unwrap();
     let texts = request.history.iter().flat_map(|message| message.tool_results());
-    assert!(texts.map(|result| result.text()).all(|text| text != long), "the results are sent again");
+    assert!(texts.map(ToolResult::text).all(|text| text != long), "the results are sent again");
 }

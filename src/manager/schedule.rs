@@ -56,8 +56,8 @@ use crate::{
     error_chain,
     message::Timestamp,
     panics::contained_async,
-    run::{Error, ErrorKind, Missed, Prompt, PromptId, Schedule},
-    session::Session,
+    run::{Error, ErrorKind, Missed, Prompt, PromptId, RunEnd, Schedule},
+    session::{Session, SessionSnapshot},
     store::{
         Change, ConversationId, Filter, Listing, MAX_SCHEDULES, Page, Position, ScheduleChange,
         ScheduleEntry, ScheduleList, Scheduled, Schedules, StoreError, Write,
@@ -525,18 +525,18 @@ impl Firing {
         }
         let late = || aborted(&self.due.id, &format!("the prompt was not accepted within {limit:?}"));
         match accepted.unwrap_or_else(|_| Err(late())) {
-            Ok((session, None)) => {
+            Ok((session, Ok(before))) => {
                 // A run can take days. It keeps neither the manager nor the place of the opening.
                 drop((inner, place));
                 match session.outcome(prompt.clone()).await {
                     Err(error) if error.kind() != ErrorKind::UnknownPrompt => return Err(error),
                     // The run for whose end it waited has failed or was cancelled, so a later sweep sends it.
-                    Err(error) if was_returned(&session, &prompt).await? => return Err(error),
+                    Err(error) if was_returned(&session, &prompt, before).await? => return Err(error),
                     // Otherwise, the prompt was in the tree, or was withdrawn.
                     _ => stored(&session).await?,
                 }
             }
-            Ok((_, Some(error))) => inner.report_not_fired(&self.due, &error),
+            Ok((_, Err(error))) => inner.report_not_fired(&self.due, &error),
             Err(error) => {
                 return match error.kind() {
                     ErrorKind::OpenElsewhere | ErrorKind::NotFound => {
@@ -564,15 +564,15 @@ impl Firing {
         }
     }
 
-    /// Sends the prompt, unless the conversation has it. Returns the error if the prompt can never be accepted. An error of
-    /// the opening says nothing about the prompt.
+    /// Sends the prompt, unless the conversation has it. Returns the end of the run before, or the error if the prompt can
+    /// never be accepted. An error of the opening says nothing about the prompt.
     async fn accept(
         &self,
         inner: &Arc<ManagerShared>,
         starter: Arc<OpenerFn>,
         place: &Arc<OpeningPlace>,
         id: &PromptId,
-    ) -> Result<(Session, Option<Error>), Error> {
+    ) -> Result<(Session, Result<Option<Arc<RunEnd>>, Error>), Error> {
         let (manager, place) = (Weak::clone(&self.inner), Arc::clone(place));
         let opener = move |wake: &Wake| {
             let options = starter(wake)?;
@@ -583,12 +583,13 @@ impl Firing {
         let send = |session: Session| {
             let (prompt, message) = (prompt.clone(), id.clone().into());
             async move {
-                if session.tree().await?.find(&message).is_some() {
-                    return Ok((session, None));
+                let SessionSnapshot { tree, agent, .. } = session.snapshot().await?;
+                if tree.find(&message).is_some() {
+                    return Ok((session, Ok(agent.last_run)));
                 }
                 match session.prompt(prompt).await {
-                    Ok(_) => Ok((session, None)),
-                    Err(error) if is_final(&error) => Ok((session, Some(error))),
+                    Ok(_) => Ok((session, Ok(agent.last_run))),
+                    Err(error) if is_final(&error) => Ok((session, Err(error))),
                     Err(error) => Err(error),
                 }
             }
@@ -618,9 +619,13 @@ fn too_late(limit: Duration) -> StoreError {
     StoreError::failed("sweep the schedules", late)
 }
 
-/// Returns whether the last run has ended without this prompt, which was staged.
-async fn was_returned(session: &Session, prompt: &PromptId) -> Result<bool, Error> {
-    let last = session.snapshot().await?.agent.last_run;
+/// Returns whether a run has ended without this prompt, which was staged. `before` is the end of the run before.
+async fn was_returned(
+    session: &Session,
+    prompt: &PromptId,
+    before: Option<Arc<RunEnd>>,
+) -> Result<bool, Error> {
+    let last = session.snapshot().await?.agent.last_run.filter(|last| Some(last) != before.as_ref());
     Ok(last.is_some_and(|end| end.staged.iter().any(|staged| staged.id.as_ref() == Some(prompt))))
 }
 

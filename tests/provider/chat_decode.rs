@@ -326,6 +326,9 @@ fn decode_usage_with_reasoning_outside_the_completion_counts_both() {
         let counted = usage(json!({"prompt_tokens": 20, "completion_tokens": 198, "total_tokens": total}));
         assert_eq!((counted.input, counted.output), (20, 198), "{total}");
     }
+    let counted = usage(json!({"prompt_tokens": 5_000, "completion_tokens": 198, "total_tokens": 5_603,
+        "prompt_tokens_details": {"cached_tokens": 4_000}}));
+    assert_eq!((counted.input, counted.cache_read, counted.output), (1_000, 4_000, 603));
     // Other gateways count the tokens of the cache only in the total.
     let counted = usage(json!({"prompt_tokens": 4, "completion_tokens": 103, "total_tokens": 1510,
         "prompt_tokens_details": {"cached_tokens": 1403}}));

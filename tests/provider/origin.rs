@@ -118,8 +118,9 @@ async fn encode_id_of_a_tool_use_is_unchanged_for_the_service_that_made_it() {
         assert_ne!(sent(answer.message.clone(), "m", &own.clone().with_name("other")), id, "{wire:?}");
         assert_ne!(sent(stranger, "m", &own), id, "{wire:?}");
         // The makers of the formats reject such ids, and a gateway may send the request to a model of theirs.
-        let model = if wire == Wire::Messages { "claude-sonnet-4-5" } else { "gpt-4.1" };
-        assert_ne!(sent(answer.message, model, &own), id, "{wire:?}");
+        for model in ["claude-sonnet-4-5", "claude-opus-latest", "openai/gpt-5.2:nitro", "openrouter/auto"] {
+            assert_ne!(sent(answer.message.clone(), model, &own), id, "{wire:?} {model}");
+        }
     }
 }
 

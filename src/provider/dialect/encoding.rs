@@ -310,10 +310,16 @@ pub(super) fn input_text(tool_use: &ToolUse) -> String {
 
 /// Returns whether the ids of the message's tool uses are sent unchanged, because the service of this request made them.
 /// Models such as Kimi K2 fail if their ids come back changed, and some gateways keep data in the ids. Claude and
-/// OpenAI's models reject the ids of other models, so their requests keep no ids: a gateway may offer all of them.
+/// OpenAI's models reject the ids of other models, so their requests keep no ids: a gateway may offer all of them under
+/// names of its own, or choose between them.
 pub(super) fn keeps_ids(request: &Request, message: &Message, format: &str) -> bool {
     let (traits, unknown) = (request.traits(), ModelTraits::unknown());
-    let is_strict = traits.messages != unknown.messages || traits.openai != unknown.openai;
+    let name = request.model.to_ascii_lowercase();
+    let is_named = name.contains("claude") || name.contains("gpt-") && !name.contains("gpt-oss");
+    let is_strict = is_named
+        || name.ends_with("/auto")
+        || traits.messages != unknown.messages
+        || traits.openai != unknown.openai;
     !is_strict && message.provider_data.contains_key(format)
 }
 

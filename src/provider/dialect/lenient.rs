@@ -266,9 +266,12 @@ impl<'v> ReportedUsage<'v> {
     pub(super) fn with_reasoning(&mut self, usage: Usage, reasoning: Option<u64>) -> Usage {
         let prompt = usage.input + usage.cache_read + usage.cache_write;
         let rest = self.count(&["total_tokens"]).unwrap_or(0).saturating_sub(prompt);
+        let read = ["prompt_tokens_details", "input_tokens_details"];
+        let read = read.into_iter().find_map(|details| self.count(&[details, "cached_tokens"])).unwrap_or(0);
+        let cached = read.max(usage.cache_read).saturating_add(usage.cache_write);
         let is_apart = match reasoning {
             Some(reasoning) => usage.output.checked_add(reasoning) == Some(rest),
-            None => prompt > 0 && usage.input == prompt && usage.output < rest,
+            None => prompt > 0 && usage.output < rest && rest - usage.output != cached,
         };
         let reasoning = reasoning.unwrap_or(0);
         let output = if is_apart { rest } else { usage.output.max(reasoning) };

@@ -198,20 +198,16 @@ impl Agent {
         };
         self.add(message(Role::User, content));
         if !uses.is_empty() && rng.percent(25) {
-            self.joined = 1 + rng.below(2);
-            (0..self.joined).for_each(|_| self.join());
+            // A staged prompt joins the turn.
+            self.messages += 1;
+            let text = Text::new("!".repeat(1 + self.messages as usize % 200));
+            self.add(message(Role::User, vec![text.into()]));
+            self.joined = 1;
         }
     }
 
-    /// Adds a staged prompt to the turn in flight, after the results of its tools.
-    fn join(&mut self) {
-        self.messages += 1;
-        let text = Text::new("!".repeat(1 + self.messages as usize % 200));
-        self.add(message(Role::User, vec![text.into()]));
-    }
-
-    /// Stages the prompts again that have joined the turn and are not answered, as before a commit. A compaction behind
-    /// them is removed, too.
+    /// Stages the prompt again that has joined the turn and is not answered, as before a commit. A compaction behind it is
+    /// removed, too.
     fn leave_step(&mut self) {
         let left = std::mem::take(&mut self.joined);
         while left > 0 && self.pending.last().is_some_and(|last| last.compaction.is_some()) {

@@ -332,14 +332,15 @@ pub(super) enum AcpModelSelection {
     Unknown(String),
 }
 
-/// Returns the models in the older form as an option.
+/// Returns the models in the older form as an option, if there are any.
 fn older_models(models: &Value) -> Option<SessionConfigOption> {
     let offered = models["availableModels"].as_array()?.iter().filter_map(|model| {
         let id = model["modelId"].as_str()?;
         Some(SessionConfigSelectOption::new(id.to_owned(), model["name"].as_str().unwrap_or(id)))
     });
     let current = models["currentModelId"].as_str().unwrap_or_default().to_owned();
-    Some(SessionConfigOption::select("model", "Model", current, offered.collect::<Vec<_>>()))
+    let offered: Vec<_> = offered.collect();
+    (!offered.is_empty()).then(|| SessionConfigOption::select("model", "Model", current, offered))
 }
 
 pub(super) fn choice(options: &[SessionConfigOption], model: &str) -> AcpModelSelection {

@@ -414,12 +414,12 @@ impl StreamableHttpClient for McpHttpClient {
                 headers.clone(),
                 limits,
             );
-            let posted = async {
+            let posted = Box::pin(async {
                 match discover {
                     Some(id) => self.discovered(posted, id).await,
                     None => posted.await,
                 }
-            };
+            });
             match self.unless_over(posted).await {
                 Err(McpHttpError::UnexpectedServerResponse(text))
                     if is_repeatable && is_unreadable(&text) =>

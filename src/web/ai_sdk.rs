@@ -65,6 +65,9 @@ struct AiSdkQuery {
     /// The id of the prompt or of the answer whose run a stop means.
     #[serde(default)]
     message: Option<String>,
+    /// Whether the list of messages has the prompts that wait.
+    #[serde(default)]
+    staged: bool,
 }
 
 const fn seven() -> u8 {
@@ -149,7 +152,7 @@ async fn list(call: WebRequest) -> Result<Response, Problem> {
         return Ok(routes::json(&[(); 0]));
     }
     let snapshot = call.snapshot().await?;
-    Ok(routes::json(&messages(&settings, &snapshot)))
+    Ok(routes::json(&messages(&settings, &snapshot, call.query::<AiSdkQuery>()?.staged)))
 }
 
 async fn stop(call: WebRequest) -> Result<Response, Problem> {

@@ -40,7 +40,7 @@ pub(super) struct WebRequest {
     target: Option<(ConversationId, Labels)>,
     /// The action that the route needs.
     action: Action,
-    /// On a route that stops a run, the run that was active when the request came.
+    /// On a route that stops a run, the run that was active when the request was admitted.
     pub(super) active: RunToStop,
     /// The id of the conversation as the client has written it, on routes of the AI SDK and AG-UI.
     pub(super) client_id: String,
@@ -61,15 +61,11 @@ impl WebRequest {
     /// this action on it. Returns the request as a call for the handler.
     pub(super) async fn admit(web: Web, action: Action, request: Request) -> Result<Self, Problem> {
         let (mut parts, body) = request.into_parts();
-        let path = parts.extract::<Path<Vec<(String, String)>>>().await;
-        // Other runs can begin while the principal is looked up.
-        let named = path.as_ref().ok().and_then(|Path(path)| ConversationId::new(&*path.first()?.1).ok());
-        let mut active = RunToStop::Opened;
-        if let (Action::Stop, None, Some(id)) = (action, &web.0.client_ids, named) {
-            active = web.active_run(&id).await;
-        }
         let client = web.identify(&parts).await?;
-        let Path(mut path) = path.map_err(|error| Problem::invalid_id(&error))?;
+        let Path(mut path) = parts
+            .extract::<Path<Vec<(String, String)>>>()
+            .await
+            .map_err(|error| Problem::invalid_id(&error))?;
         let (mut target, mut client_id) = (None, String::new());
         match path.first().map(|(name, _)| name.as_str()) {
             Some("id") => {
@@ -81,9 +77,6 @@ impl WebRequest {
             Some("chat" | "thread") => {
                 client_id = path.remove(0).1;
                 let id = web.stored_id(&client.principal, &client_id)?;
-                if action == Action::Stop && web.0.client_ids.is_some() {
-                    active = web.active_run(&id).await;
-                }
                 target = match client.permitted(&id, &[action]).await {
                     Err(error) if error.is_not_found() && web.0.client_ids.is_some() => None,
                     labels => Some((id, labels?)),
@@ -91,6 +84,12 @@ impl WebRequest {
             }
             _ => {}
         }
+        // Another run can begin before the stop is performed.
+        let stopped = target.as_ref().filter(|_| action == Action::Stop);
+        let active = match stopped {
+            Some((id, _)) => web.active_run(id).await,
+            None => RunToStop::Opened,
+        };
         let base = base(&mut parts).await;
         let body = Mutex::new(body);
         Ok(Self { web, client, target, action, active, client_id, path, base, parts, body, held: None })

@@ -32,7 +32,7 @@ use super::{
 };
 use crate::{
     manager::{Approval, Listed, TitleOrLabels},
-    message::{MessageId, Source, Timestamp, Usage},
+    message::{MessageId, Source, Timestamp, ToolUseId, Usage},
     run::Prompt,
     schema,
     session::{Session, SessionAnswer, SessionCommand},
@@ -229,6 +229,13 @@ pub(super) async fn command(mut call: WebRequest) -> Result<Response, Problem> {
     // when they are stored. The access is checked again after waiting for other operations on the conversation.
     match command {
         SessionCommand::Decide { turn, decisions } => {
+            // The AI SDK and AG-UI name a pause by its tool use and its turn.
+            let suffix = format!("@{turn}");
+            let own = |id: ToolUseId| {
+                let own = id.as_str().strip_suffix(&suffix).map(ToolUseId::from);
+                own.unwrap_or(id)
+            };
+            let decisions = decisions.into_iter().map(|(id, decision)| (own(id), decision)).collect();
             call.check_owner().await?;
             manager.decide_all(id, turn, decisions, by, check).await?;
         }

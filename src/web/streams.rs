@@ -111,10 +111,15 @@ impl Drop for LoadPermit {
     }
 }
 
+/// The greatest number of bytes that are given to a server at once.
+const LARGEST_PIECE: usize = 64 * 1024;
+
 /// The part of a body that was not sent.
 struct UnsentBody {
     /// `None` when the body has ended, or was dropped because its client has stopped reading.
     rest: Option<BodyDataStream>,
+    /// The part of a large event that is given out next.
+    piece: Bytes,
     /// The time since which the body waits for its connection. `None` while the body itself has nothing to send.
     waits_since: Option<Instant>,
 }
@@ -135,11 +140,17 @@ impl Stream for BoundedBody {
         }
         let next = {
             let mut body = lock(&self.body);
-            let next = match &mut body.rest {
+            let UnsentBody { rest, piece, waits_since } = &mut *body;
+            let mut next = match rest {
+                Some(_) if !piece.is_empty() => Poll::Ready(Some(Ok(std::mem::take(piece)))),
                 Some(rest) => rest.poll_next_unpin(context),
                 None => Poll::Ready(Some(Err(axum::Error::new("the client has not read the stream")))),
             };
-            body.waits_since = next.is_ready().then(Instant::now);
+            if let Poll::Ready(Some(Ok(bytes))) = &mut next {
+                // A server asks for more only when all bytes are sent, and a client may be slow.
+                *piece = bytes.split_off(bytes.len().min(LARGEST_PIECE));
+            }
+            *waits_since = next.is_ready().then(Instant::now);
             next
         };
         self.has_ended = matches!(next, Poll::Ready(None | Some(Err(_))));
@@ -207,7 +218,7 @@ impl Web {
     /// Bounds the time in which the client takes the next bytes of this body. After it, cancels `cut` and drops the body.
     pub(crate) fn bounded(&self, body: Body, cut: CancellationToken) -> Body {
         let (rest, waits_since) = (Some(body.into_data_stream()), Some(Instant::now()));
-        let body = Arc::new(Mutex::new(UnsentBody { rest, waits_since }));
+        let body = Arc::new(Mutex::new(UnsentBody { rest, piece: Bytes::new(), waits_since }));
         let watch =
             watch(Arc::downgrade(&body), self.0.limits.send_timeout.clamp(SHORTEST_INTERVAL, NEVER), cut);
         let watch = tokio::spawn(watch.in_current_span());

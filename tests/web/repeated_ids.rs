@@ -212,7 +212,9 @@ async fn list_of_an_active_run_has_the_prompts_that_wait_behind_its_answer() {
     let _first = send("u1").await;
     gate.reached().await;
     let _second = send("u2").await;
-    let list = async |level: u32| app.get("ann", &format!("/api/chat/{id}/messages?ui={level}")).await.json();
+    let list = async |level: u32| {
+        app.get("ann", &format!("/api/chat/{id}/messages?ui={level}&staged=true")).await.json()
+    };
     let ids = |list: &Value| -> Vec<String> {
         list.as_array().unwrap().iter().map(|message| message["id"].as_str().unwrap().to_owned()).collect()
     };
@@ -231,6 +233,8 @@ async fn list_of_an_active_run_has_the_prompts_that_wait_behind_its_answer() {
         (&json!(true), &json!("u2"))
     );
     assert_eq!(ids(&list(6).await), ["u1", "u2"], "a client of level 6 appends the answer");
+    let bare = app.get("ann", &format!("/api/chat/{id}/messages")).await.json();
+    assert_eq!(ids(&bare), ["u1"], "a client decides only about its last message");
     gate.open();
     app.idle(&id).await;
     let all = list(7).await;

@@ -1,6 +1,6 @@
 //! The run that a stop means. A stop can arrive after its run has ended, when the run of somebody else is active.
 
-use super::exchange::{answer_id, base_id, exchanges, ui_id};
+use super::exchange::{PromptExchange, answer_id, base_id, exchanges, stored_base, stored_id, ui_id};
 use crate::{
     agent::Status,
     message::{MessageId, TurnId},
@@ -39,7 +39,7 @@ impl RunToStop {
         match self {
             Self::Turn(_) | Self::Opened | Self::Ended => false,
             Self::Prompt(own) => own.as_str() == id,
-            Self::Message(own) => own == base_id(id),
+            Self::Message(own) => id == stored_id(own) || base_id(id) == stored_base(own),
         }
     }
 
@@ -65,8 +65,8 @@ impl RunToStop {
             Self::Message(own) => {
                 let prompt = last.and_then(|last| last.prompt);
                 let prompt = prompt.map(|entry| ui_id(entry.message, entry.node.map(Node::id)));
-                let answer = last.and_then(|last| last.answer_id()).unwrap_or_else(|| answer_id(turn));
-                answer == *own || prompt.as_ref() == Some(own)
+                let answer = last.and_then(PromptExchange::answer_id).unwrap_or_else(|| answer_id(turn));
+                answer == *own || prompt.is_some_and(|prompt| self.is_prompt(&prompt) || prompt == *own)
             }
         };
         is_own.then_some(turn)
@@ -83,7 +83,7 @@ impl Web {
 
 impl WebRequest {
     /// Ends a run of the route's conversation, or withdraws its prompt if the prompt is staged. Returns `false` if the run
-    /// has ended. Without `run`, ends the run that was active when the request came.
+    /// has ended. Without `run`, ends the run that was active when the request was admitted.
     pub(in crate::web) async fn stop(&self, run: Option<RunToStop>, discard: bool) -> Result<bool, Problem> {
         let run = run.as_ref().unwrap_or(&self.active);
         self.on_session(Action::Stop, |session| async move { end(run.clone(), &session, discard).await })

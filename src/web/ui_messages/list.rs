@@ -13,13 +13,16 @@ use super::{
 };
 use crate::{agent::Status, message::Message, session::SessionSnapshot};
 
-/// Returns the messages of the path and of the turn in flight, the newest unanswered prompt, and the staged prompts. The
-/// answer of a run that is active is left out, because the resumed stream sends it from its start. But if prompts follow
-/// it, the list contains it so far: a client of level 7 replaces it by the resumed one, which it would otherwise append.
+/// Returns the messages of the path and of the turn in flight, the newest unanswered prompt, and the staged prompts if
+/// `with_staged` is set. The answer of a run that is active is omitted, because the resumed stream sends it from its start.
+/// But if prompts follow it, the list contains it so far: a client of level 7 replaces it by the resumed one, which it would
+/// otherwise append.
 pub(in crate::web) fn messages(
     settings: &AiSdkTranslationSettings,
     snapshot: &SessionSnapshot,
+    with_staged: bool,
 ) -> Vec<Value> {
+    let staged = if with_staged { &snapshot.agent.staged[..] } else { &[] };
     let all = exchanges(snapshot);
     let mut messages = Vec::with_capacity(2 * all.len());
     for (index, exchange) in all.iter().enumerate() {
@@ -29,10 +32,12 @@ pub(in crate::web) fn messages(
             messages.push(json!({ "id": exchange.id, "role": "user", "parts": parts }));
         }
         let is_active = is_last && snapshot.agent.status == Status::Busy && snapshot.agent.is_answering();
-        let keeps_place = !snapshot.agent.staged.is_empty() && settings.level == AiSdkVersion::Seven;
+        let keeps_place = !staged.is_empty() && settings.level == AiSdkVersion::Seven;
         let is_shown = if is_active { keeps_place } else { !exchange.rest.is_empty() };
         if is_shown {
-            messages.push(answer(settings, snapshot, exchange, is_last));
+            let answer = answer(settings, snapshot, exchange, is_last);
+            // The resumed stream begins an answer that has no part yet.
+            messages.extend(Some(answer).filter(|answer| !is_active || answer["parts"] != json!([])));
         }
     }
     if let Some((node, failure)) = snapshot.unanswered()
@@ -45,7 +50,7 @@ pub(in crate::web) fn messages(
         }
         messages.push(json!({ "id": id, "role": "user", "metadata": metadata, "parts": parts }));
     }
-    for prompt in &snapshot.agent.staged {
+    for prompt in staged {
         let id = prompt.id.as_ref().map(|id| base_id(id.as_str()));
         let parts = user_parts(&Message::user(prompt.content.clone()), settings);
         messages.push(json!({ "id": id, "role": "user", "metadata": { "staged": true }, "parts": parts }));

@@ -87,7 +87,7 @@ pub(in crate::web) fn read(
     let count = post.messages.iter().rposition(last).map_or(0, |last| last + 1);
     let (newest, before) = post.messages[..count].split_last().unzip();
     let before = before.unwrap_or_default();
-    let names = before.iter().map(AiSdkPostedMessage::name).collect();
+    let earlier = before.iter().map(AiSdkPostedMessage::name).collect();
     // A client also names the last message that it has. Only the name of a user message means an edit.
     let is_answer =
         |id: &&str| post.messages.iter().any(|message| message.id == *id && message.role == "assistant");
@@ -129,7 +129,7 @@ pub(in crate::web) fn read(
     if matches!(trigger, PostedMessageUse::Submit) {
         commands.extend(decide(decisions(before, snapshot), snapshot));
     }
-    let posted = PostedRequest { before: names, whole, newest, trigger, blocks, id, fresh };
+    let posted = PostedRequest { before: earlier, whole, newest, trigger, blocks, id, fresh };
     let found = intent(posted, snapshot)?.ok_or_else(|| {
         if is_again {
             return Problem::nothing_here("There is no such message.");

@@ -17,7 +17,7 @@ use crate::{
 };
 
 async fn list(session: &Session, settings: &AiSdkTranslationSettings) -> Vec<Value> {
-    messages(settings, &session.snapshot().await.unwrap())
+    messages(settings, &session.snapshot().await.unwrap(), true)
 }
 
 #[tokio::test]
@@ -78,7 +78,7 @@ async fn message_without_an_id_is_named_after_its_node() {
     tree.push(crate::message::Message::assistant("Hello"));
     let mut snapshot = session.snapshot().await.unwrap();
     snapshot.tree = tree;
-    let list = messages(&settings(AiSdkVersion::Seven), &snapshot);
+    let list = messages(&settings(AiSdkVersion::Seven), &snapshot, true);
     assert_eq!((&list[0]["id"], &list[1]["id"]), (&json!("n-1"), &json!("a-n-2")));
 }
 

@@ -36,7 +36,7 @@ async fn assert_stale(session: &Session, body: Value, waiting: Value) {
 
 /// Returns the messages that a page loads.
 async fn shown(session: &Session) -> Vec<Value> {
-    messages(&settings(AiSdkVersion::Seven), &session.snapshot().await.unwrap())
+    messages(&settings(AiSdkVersion::Seven), &session.snapshot().await.unwrap(), true)
 }
 
 /// A conversation with two prompts and answers.

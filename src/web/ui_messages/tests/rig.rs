@@ -260,7 +260,7 @@ pub(super) fn lasting(parts: Vec<Value>) -> Vec<Value> {
 }
 
 async fn last_answer(session: &Session, level: AiSdkVersion) -> Value {
-    let all = messages(&settings(level), &session.snapshot().await.unwrap());
+    let all = messages(&settings(level), &session.snapshot().await.unwrap(), true);
     all.into_iter().rfind(|message| message["role"] == "assistant").expect("an answer")
 }
 

@@ -644,7 +644,9 @@ async fn conversation_that_is_closed_within_the_grace_and_opened_again_has_no_wa
 
 #[tokio::test(start_paused = true)]
 async fn run_with_many_withdrawn_prompts_that_were_left_is_interrupted_with_all_staged_ones() {
-    let app = App::with([halves(&Gate::new())], leaving);
+    // The paused clock runs ahead, and the first stream is not read.
+    let limits = WebLimits::default().with_send_timeout(Duration::MAX);
+    let app = App::with([halves(&Gate::new())], |web| leaving(web).limits(limits));
     let id = app.create("ann").await;
     let tab = Tab::open(&app, Protocol::AiSdk.ask(&id, "u0")).await.until("Half").await;
     for number in 1..=100 {

@@ -213,7 +213,10 @@ async fn overflows(format: Format) {
     assert_eq!(bodies.len(), 11);
     // What is kept anyway is omitted, and so is the thinking of earlier answers.
     let summary = bodies[6].to_string();
-    assert!(!summary.contains("step_1") && !summary.contains("report-sig-2"), "{summary}");
+    assert!(!summary.contains("step_1"), "{summary}");
+    if format == Format::Messages {
+        assert!(!summary.contains("report-sig-2"), "{summary}");
+    }
     assert_continued(format, &bodies[7..]);
     for body in &bodies[7..] {
         assert_summary_first(format, body, CompactHow::Summary, "They spoke of Oslo and Bern.");

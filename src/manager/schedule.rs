@@ -80,9 +80,8 @@ impl Manager {
     /// starter, or with a [sweep](super::Sweep) that is off, this manager only stores the schedule. The starter gets the
     /// cause [`WakeCause::Schedule`]. If the conversation is open in another process, only that process can send the
     /// prompt, so it needs a starter, too. If a run is active, the prompt is staged. It is sent again if that run fails or
-    /// is cancelled.
-    /// If the prompt is refused for good, the event [`NotFired`](super::ManagerEvent::NotFired) reports it, and the
-    /// schedule continues with its next time.
+    /// is cancelled. If the prompt is refused for good, the event [`NotFired`](super::ManagerEvent::NotFired) reports it,
+    /// and the schedule continues with its next time.
     ///
     /// Times are those of the store's clock. No prompt is sent early. A manager sends the prompts of its own schedules
     /// about one second late at most. Other managers learn of a schedule with their next [sweep](super::Sweep).

@@ -20,7 +20,10 @@ use serde::Serialize;
 use super::{
     Action, Problem, Web,
     feed::{self, ConversationToWatch, SessionEventPositions},
-    front::files::{attachments, stored},
+    front::{
+        files::{attachments, stored},
+        intent::paused_use,
+    },
     gate::{RouteHandler, WebRequest},
     guard::guard,
     pages::visible,
@@ -32,7 +35,7 @@ use super::{
 };
 use crate::{
     manager::{Approval, Listed, TitleOrLabels},
-    message::{MessageId, Source, Timestamp, ToolUseId, Usage},
+    message::{MessageId, Source, Timestamp, Usage},
     run::Prompt,
     schema,
     session::{Session, SessionAnswer, SessionCommand},
@@ -229,13 +232,8 @@ pub(super) async fn command(mut call: WebRequest) -> Result<Response, Problem> {
     // when they are stored. The access is checked again after waiting for other operations on the conversation.
     match command {
         SessionCommand::Decide { turn, decisions } => {
-            // The AI SDK and AG-UI name a pause by its tool use and its turn.
-            let suffix = format!("@{turn}");
-            let own = |id: ToolUseId| {
-                let own = id.as_str().strip_suffix(&suffix).map(ToolUseId::from);
-                own.unwrap_or(id)
-            };
-            let decisions = decisions.into_iter().map(|(id, decision)| (own(id), decision)).collect();
+            let decisions =
+                decisions.into_iter().map(|(id, decision)| (paused_use(id, turn), decision)).collect();
             call.check_owner().await?;
             manager.decide_all(id, turn, decisions, by, check).await?;
         }

@@ -141,14 +141,19 @@ impl Stream for BoundedBody {
         let next = {
             let mut body = lock(&self.body);
             let UnsentBody { rest, piece, waits_since } = &mut *body;
+            let is_part = !piece.is_empty();
             let mut next = match rest {
-                Some(_) if !piece.is_empty() => Poll::Ready(Some(Ok(std::mem::take(piece)))),
+                Some(_) if is_part => Poll::Ready(Some(Ok(std::mem::take(piece)))),
                 Some(rest) => rest.poll_next_unpin(context),
                 None => Poll::Ready(Some(Err(axum::Error::new("the client has not read the stream")))),
             };
-            if let Poll::Ready(Some(Ok(bytes))) = &mut next {
-                // A server asks for more only when all bytes are sent, and a client may be slow.
+            if let Poll::Ready(Some(Ok(bytes))) = &mut next
+                && (is_part || bytes.len() > LARGEST_PIECE)
+            {
+                // A server asks for more only when all bytes are sent, and a client may be slow. The server gets a copy, so
+                // that a connection that is not read keeps no more than that.
                 *piece = bytes.split_off(bytes.len().min(LARGEST_PIECE));
+                *bytes = Bytes::copy_from_slice(bytes);
             }
             *waits_since = next.is_ready().then(Instant::now);
             next
@@ -172,7 +177,7 @@ async fn watch(body: Weak<Mutex<UnsentBody>>, timeout: Duration, cut: Cancellati
             let Some(body) = body.upgrade() else { return };
             let mut body = lock(&body);
             let due = body.waits_since.unwrap_or(now) + timeout;
-            (due > now).then_some(due).ok_or_else(|| body.rest.take())
+            (due > now).then_some(due).ok_or_else(|| (body.rest.take(), std::mem::take(&mut body.piece)))
         };
         match due {
             Ok(due) => sleep_until(due).await,

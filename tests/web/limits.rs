@@ -168,6 +168,24 @@ async fn silent_stream_that_is_read_stays_open() {
     app.idle(&id).await;
 }
 
+#[tokio::test(start_paused = true)]
+async fn large_event_is_sent_in_parts_to_a_client_that_reads_slowly() {
+    const PART: usize = 64 * 1024;
+    let app = App::new([Step::text("x".repeat(6 * PART))]);
+    let id = app.create("ann").await;
+    app.ask("ann", &id, "Hi").await;
+    let native = request(Method::GET, "ann", &format!("/agent/conversations/{id}/events"), None);
+    let mut body = app.send(native).await.into_body().into_data_stream();
+    let mut size = 0;
+    while size < 6 * PART {
+        let part = body.next().await.unwrap().unwrap();
+        assert!(part.len() <= PART, "{} bytes", part.len());
+        size += part.len();
+        // All of it takes longer than one part may take.
+        tokio::time::sleep(Duration::from_secs(60)).await;
+    }
+}
+
 /// Users of two tenants with the same names.
 struct Tenants;
 

@@ -60,6 +60,25 @@ fn resolve(id: &str, run: &str, text: &str) -> Value {
 }
 
 #[tokio::test]
+async fn native_decision_by_either_id_of_a_pause_is_taken() {
+    for (asked, is_named) in [("approvalId", true), ("toolUse", false)] {
+        let app = App::new([pause(), Step::text("One.")]);
+        let id = app.create("ann").await;
+        let shown = post(&app, "/api/chat", submit(&id, "u1", "Hi")).await;
+        let frames = frames(&shown);
+        let details = frames.iter().find(|frame| frame["type"] == "data-omni-approval").unwrap();
+        let details = &details["data"];
+        assert_eq!(details[asked].as_str().unwrap().contains('@'), is_named);
+        let decided = json!({ "type": "decide", "turn": details["turn"],
+                              "decisions": [[details[asked], "execute"]] });
+        let path = format!("/agent/conversations/{id}/commands");
+        assert_eq!(app.post("ann", &path, decided).await.status, StatusCode::OK, "{asked}");
+        app.idle(&id).await;
+        assert_eq!(texts(&app, &id).await.last().unwrap(), "One.");
+    }
+}
+
+#[tokio::test]
 async fn decision_about_a_pause_of_an_earlier_turn_decides_no_later_one_with_the_same_tool_use() {
     for path in ["/api/chat", "/ag-ui"] {
         let app = App::new([pause(), Step::text("One."), pause(), Step::text("Two.")]);

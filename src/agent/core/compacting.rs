@@ -68,9 +68,7 @@ impl AgentCore {
         void: impl FnOnce(&mut Turn, &mut CoreInputContext<'_>),
         cx: &mut CoreInputContext<'_>,
     ) -> Option<Box<Turn>> {
-        let is_overflow =
-            matches!(failure, Failure::Provider { error } if error.kind == ProviderErrorKind::ContextTooLong);
-        let found = if is_overflow && !turn.is_exhausted() {
+        let found = if is_too_long(failure) && !turn.is_exhausted() {
             plan(&turn, &AutomaticCompactionReason::Refusal(failure), cx)
         } else {
             None
@@ -151,8 +149,8 @@ impl AgentCore {
     }
 
     /// Asks the next backup model for the summary. If there is none, and the writer has refused the request because of its
-    /// size, sends half of the request. Otherwise, ends the compaction that failed: the step continues
-    /// or, if its request was refused, fails.
+    /// size, sends half of the request. Otherwise, ends the compaction that failed: the step continues or, if its request
+    /// was refused, fails.
     pub(super) fn compaction_failed(
         &mut self,
         mut turn: Box<Turn>,
@@ -166,8 +164,7 @@ impl AgentCore {
             (plan.backup, plan.shortened) = (next, 0);
             return self.summarise(turn, plan, cx);
         }
-        let is_too_long = matches!(&failure, Failure::Provider { error } if error.kind == ProviderErrorKind::ContextTooLong);
-        if is_too_long && plan.shortened < MOST_SHORTENED {
+        if is_too_long(&failure) && plan.shortened < MOST_SHORTENED {
             let before = turn.to_summarise(&plan, cx.config);
             plan.shortened += 1;
             if turn.to_summarise(&plan, cx.config) != before {
@@ -229,6 +226,11 @@ impl AgentCore {
         let op = self.enter(turn, AgentTurnStage::Preparing);
         cx.push(AgentEffect::Call(op, CallbackCall::PrepareStep));
     }
+}
+
+/// Returns whether a service has refused a request because of its size.
+fn is_too_long(failure: &Failure) -> bool {
+    matches!(failure, Failure::Provider { error } if error.kind == ProviderErrorKind::ContextTooLong)
 }
 
 /// Adds the usage of a request for a summary to the turn, and emits its row.
@@ -624,7 +626,7 @@ fn begins_turn(sent: &[MeasuredMessage<'_>], place: usize, in_flight: Option<Tur
 
 /// Returns the conversation of a plan with at most `limit` tokens, as far as this is possible. First, the messages are
 /// omitted that the summary does not replace. If this is not enough, the others are cleared, except for the last answer.
-/// Then those that do not fit are omitted, the oldest first. An earlier summary and the instruction always stay, and the
+/// Then those that do not fit beside newer ones are omitted. An earlier summary and the instruction always stay, and the
 /// first message unless it is large.
 fn fitting(plan: &CompactionPlan, limit: u64) -> History {
     let tokens = |messages: &[Arc<Message>]| messages.iter().map(|own| own.estimated_tokens()).sum::<u64>();

@@ -142,6 +142,12 @@ pub(in crate::web) fn pause_id(tool_use: &ToolUseId, turn: TurnId) -> String {
     format!("{tool_use}@{turn}")
 }
 
+/// Returns the id of the tool use of a pause of this turn, which is named by its tool use or as in [`pause_id`].
+pub(in crate::web) fn paused_use(id: ToolUseId, turn: TurnId) -> ToolUseId {
+    let own = id.as_str().strip_suffix(&pause_id(&ToolUseId::new(""), turn)).map(ToolUseId::from);
+    own.unwrap_or(id)
+}
+
 /// Returns the command with these decisions about tool uses that wait, or `None` without a decision.
 pub(in crate::web) fn decide(
     decisions: Vec<(ToolUseId, Decision)>,

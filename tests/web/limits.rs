@@ -182,7 +182,7 @@ async fn large_event_is_sent_in_parts_to_a_client_that_reads_slowly() {
         assert!(part.len() <= PART, "{} bytes", part.len());
         size += part.len();
         // All of it takes longer than one part may take.
-        tokio::time::sleep(Duration::from_secs(60)).await;
+        tokio::time::sleep(Duration::from_mins(1)).await;
     }
 }
 

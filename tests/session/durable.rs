@@ -13,13 +13,13 @@ use async_trait::async_trait;
 use omni_agent::{
     ErrorKind,
     agent::{
-        Agent, AgentBuilder, AgentCallbacks, Durable, ErrorDecision, Recover, Recovery, RecoveryDecision,
-        State, Status, ToolDecision, TurnDecision,
+        Agent, AgentBuilder, AgentCallbacks, CompactionPolicy, Durable, ErrorDecision, Recover, Recovery,
+        RecoveryDecision, State, Status, ToolDecision, TurnDecision,
     },
     budget::Budget,
     message::{RequestEnd, TurnId, Usage},
-    provider::{ProviderError, ProviderErrorKind, Request, StopReason},
-    run::{Accepted, Failure, RunOutcome},
+    provider::{ModelInfo, ProviderError, ProviderErrorKind, Request, StopReason},
+    run::{Accepted, Failure, Prompt, RunOutcome},
     session::{Mode, Session, SessionBuilder},
     store::{
         ConversationId, FileSystemStore, MemoryStore, Page, Store,
@@ -219,6 +219,40 @@ fn turn_that_continues_after_a_kill_has_spent_what_was_recorded() {
         assert_eq!(session.ask("Again?").await.unwrap().text(), "Yes.");
     });
     assert_eq!((world.turn(), provider.requests().len()), (None, 1));
+}
+
+#[test]
+fn turn_that_continues_after_a_kill_has_made_its_request_for_a_summary() {
+    let world = World::new(Durable::InFlight);
+    let info = ModelInfo::new("small").with_context_window(1_100).with_output_limit(100);
+    let agent = |provider: &ScriptedProvider, gate: Option<&Gate>| {
+        let model = provider.model().with_info(info.clone());
+        world.agent_at(provider, gate).model(model).compaction(CompactionPolicy::default())
+    };
+    let counted = |text: &str, context: u64| {
+        Step::new().usage(Usage::default().with_input(context)).then_text([text]).stop()
+    };
+    let gate = Gate::new();
+    let script = [counted("A1", 500), counted("A2", 860), Step::text("They greeted."), sends()];
+    let provider = ScriptedProvider::new(script);
+    let budget = Budget::requests(2);
+    world.process(agent(&provider, Some(&gate)), async |session| {
+        for text in ["Q1", "Q2"] {
+            session.ask(text).await.unwrap();
+        }
+        session.prompt(Prompt::from("Q3").with_budget(budget)).await.unwrap();
+        reached(&gate).await;
+    });
+    assert_eq!(provider.requests().len(), 4, "a summary and a step were requested for the last prompt");
+    let provider = ScriptedProvider::new([Step::text("No")]);
+    world.process(agent(&provider, None), async |session| {
+        session.wait_until_idle().await.unwrap();
+        let snapshot = session.snapshot().await.unwrap();
+        let outcome = &snapshot.agent.last_run.as_ref().unwrap().outcome;
+        assert_eq!(*outcome, RunOutcome::Stopped { stop_reason: StopReason::Budget });
+        session.flush(SOON).await.unwrap();
+    });
+    assert_eq!((world.turn(), provider.requests().len()), (None, 0));
 }
 
 #[test]

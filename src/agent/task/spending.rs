@@ -13,7 +13,7 @@ use crate::{
         phase::{AgentPhase, Turn},
     },
     budget::{BudgetAccount, BudgetReport, RequestCostQuote, RunBudgetAccounts, SharedBudget},
-    message::{Purpose, TurnId, UsageSum},
+    message::{Message, Purpose, TurnId, UsageSum},
     provider::Request,
     tool::Extensions,
 };
@@ -34,7 +34,7 @@ pub(in crate::agent) struct RunBudgetTracker {
 impl RunBudgetTracker {
     /// Opens the accounts of the turn's prompt, if a budget applies and `own` is not them already. Budgets apply of the
     /// agent, of the prompt, those that agents share, and that of the call whose sub-agent this is. `requests` is the
-    /// number of requests that were made for the prompt.
+    /// number of requests that were made for the prompt, apart from those for summaries.
     pub(in crate::agent) fn open<'o>(
         own: &'o mut Option<Box<Self>>,
         turn: &Turn,
@@ -53,7 +53,10 @@ impl RunBudgetTracker {
         let (origin, budget) = (&turn.origin, budget.unwrap_or_default());
         if own.as_ref().is_none_or(|own| own.first_turn != origin.first_turn) {
             let mut spent = UsageSum::new(turn.model.clone());
-            let requests = turn.delegated_requests().saturating_add(requests.into());
+            let is_written =
+                |message: &&Arc<Message>| message.compaction.as_ref().is_some_and(|own| own.model.is_some());
+            let summaries = turn.working.pending().filter(is_written).count() as u64;
+            let requests = turn.delegated_requests().saturating_add(u64::from(requests) + summaries);
             spent.add(requests, origin.spent + turn.spent());
             let parents = shared.into_iter().flat_map(|all| &all.0).map(|shared| &shared.0);
             let parents = parents.chain(above).cloned().collect();

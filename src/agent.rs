@@ -209,7 +209,7 @@ pub struct WeakAgent {
 /// An item of an agent's commit channel: an event or a record or both, and the configuration that was in force.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
-pub(crate) struct CommitItem {
+pub(crate) struct AgentCommitItem {
     /// The event. `None` if only a record is delivered.
     pub(crate) event: Option<Numbered<Event>>,
     /// The configuration that was in force, including changes by callbacks.

@@ -46,14 +46,14 @@ struct ChildProcessState {
 }
 
 /// The pipes to the program.
-pub(crate) struct Pipes {
+pub(crate) struct ChildProcessPipes {
     pub(crate) stdin: ChildStdin,
     pub(crate) stdout: ChildStdout,
     pub(crate) stderr: ChildStderr,
 }
 
 impl Process {
-    pub(crate) fn start(mut command: Command) -> io::Result<(Self, Pipes)> {
+    pub(crate) fn start(mut command: Command) -> io::Result<(Self, ChildProcessPipes)> {
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         // The program gets its own process group. A Ctrl-C at the terminal then reaches only the application. When the
         // program ends, the processes that it started are ended with it.
@@ -93,7 +93,7 @@ impl Process {
                 .map_or_else(|error| format!("its exit status is unknown: {error}"), |how| how.to_string());
             sender.send_replace(Some(how));
         })?;
-        Ok((process, Pipes { stdin, stdout, stderr }))
+        Ok((process, ChildProcessPipes { stdin, stdout, stderr }))
     }
 
     /// Kills the program and the processes that it started.

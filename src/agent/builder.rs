@@ -7,9 +7,9 @@ use futures_channel::mpsc::Sender;
 use tokio::sync::mpsc;
 
 use super::{
-    Agent, AgentCallbacks, BackupModel, CommitItem, CompactionPolicy, Config, Durable, HistoryChangeRight,
-    LastStoredRecordNumber, RECORD_DELAY, RequestConcurrencyLimiter, RunEnd, State, StateEdit, Status,
-    TurnInFlight, WeakAgent,
+    Agent, AgentCallbacks, AgentCommitItem, BackupModel, CompactionPolicy, Config, Durable,
+    HistoryChangeRight, LastStoredRecordNumber, RECORD_DELAY, RequestConcurrencyLimiter, RunEnd, State,
+    StateEdit, Status, TurnInFlight, WeakAgent,
     delegation::ParentCall,
     model_spec::{ModelSpec, choose_model},
     state::{RareAgentSettings, check_budget, panicked, refused},
@@ -73,7 +73,7 @@ pub struct AgentBuilder {
     feed_limits: FeedLimits,
     terminate_timeout: Duration,
     max_staged: u16,
-    commit: Option<Sender<CommitItem>>,
+    commit: Option<Sender<AgentCommitItem>>,
     last_run: Option<RunEnd>,
     admission: Option<Arc<dyn RequestConcurrencyLimiter>>,
     hold: Option<Arc<dyn OwningSession>>,
@@ -285,7 +285,7 @@ impl AgentBuilder {
     /// Sets the channel that receives every event and every record, in order. While the channel is full, the agent
     /// waits, but it still serves all operations. If the receiver is dropped, the agent ends at the next event, and its
     /// turn stays in flight.
-    pub(crate) fn commit_channel(mut self, sender: Sender<CommitItem>) -> Self {
+    pub(crate) fn commit_channel(mut self, sender: Sender<AgentCommitItem>) -> Self {
         self.commit = Some(sender);
         self
     }

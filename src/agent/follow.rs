@@ -199,7 +199,7 @@ pub enum RunProgress<'a> {
 pub struct Follow {
     target: FollowTarget,
     from: FollowFrom,
-    state: FollowedRunState,
+    state: FollowedRunPhase,
     is_accepted: bool,
     /// The outcome of the prompt, which was stated before the end event.
     ended: Option<RunOutcome>,
@@ -233,7 +233,7 @@ pub struct Follow {
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-enum FollowedRunState {
+enum FollowedRunPhase {
     #[default]
     Unknown,
     Waiting,
@@ -265,7 +265,7 @@ impl Follow {
 
     /// Returns whether the end was reported. A follower of [`FollowTarget::InFlight`] continues with the next run.
     pub fn is_ended(&self) -> bool {
-        self.state == FollowedRunState::Ended
+        self.state == FollowedRunPhase::Ended
     }
 
     /// Returns the tool uses and questions of the run that wait for a decision.
@@ -274,7 +274,7 @@ impl Follow {
     }
 
     fn is_running(&self) -> bool {
-        self.state == FollowedRunState::Running
+        self.state == FollowedRunPhase::Running
     }
 
     /// Returns whether the run of the target begins with this turn.
@@ -293,7 +293,7 @@ impl Follow {
     /// Enters a turn, which may be the first one.
     fn enter(&mut self, turn: Option<TurnId>, out: &mut RunProgressSink<'_>) {
         if !self.is_running() {
-            (self.state, self.turn, self.kept) = (FollowedRunState::Running, None, None);
+            (self.state, self.turn, self.kept) = (FollowedRunPhase::Running, None, None);
             self.anchor(self.messages.last().cloned());
         }
         (self.is_between, self.response) = (false, None);
@@ -326,7 +326,7 @@ impl Follow {
         self.void(None, out);
         self.set_pauses(&[], out);
         out(end);
-        (self.state, self.is_between, self.ended) = (FollowedRunState::Ended, false, None);
+        (self.state, self.is_between, self.ended) = (FollowedRunPhase::Ended, false, None);
     }
 
     // ---- events ----
@@ -410,8 +410,8 @@ impl Follow {
     }
 
     fn wait(&mut self, out: &mut RunProgressSink<'_>) {
-        if self.state == FollowedRunState::Unknown {
-            self.state = FollowedRunState::Waiting;
+        if self.state == FollowedRunPhase::Unknown {
+            self.state = FollowedRunPhase::Waiting;
             out(RunProgress::Waiting);
         }
     }

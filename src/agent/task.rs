@@ -30,7 +30,7 @@ use futures_channel::mpsc::Sender;
 use tokio::sync::{mpsc, oneshot};
 
 use super::{
-    AgentCallbacks, CommitItem, Config, Durable, Event, RequestConcurrencyLimiter, Response, RunEnd,
+    AgentCallbacks, AgentCommitItem, Config, Durable, Event, RequestConcurrencyLimiter, Response, RunEnd,
     Snapshot, State, WeakAgent,
     command::{AgentCommand, AgentReplyTx, StopAgentCommand},
     core::{AgentCore, AgentEffect, CallbackCall, CoreInputContext},
@@ -150,8 +150,8 @@ struct ConversationProvider {
 
 /// The commit channel and the events that wait for it.
 struct CommitChannel {
-    sender: Sender<CommitItem>,
-    outbox: VecDeque<CommitItem>,
+    sender: Sender<AgentCommitItem>,
+    outbox: VecDeque<AgentCommitItem>,
     /// If the next event commits a turn and telemetry is on, the span of the turn's run.
     run: CallerSpan,
 }
@@ -197,7 +197,7 @@ impl AgentTask {
         setup: FixedAgentSettings,
         weak: WeakAgent,
         shared: Arc<AgentShared>,
-        commit: Option<Sender<CommitItem>>,
+        commit: Option<Sender<AgentCommitItem>>,
     ) -> Self {
         Self {
             core: AgentCore::new(history),
@@ -406,7 +406,7 @@ impl AgentTask {
             let settings =
                 turn.map(|turn| &turn.origin.prompt).filter(|prompt| prompt.has_settings()).cloned();
             let record = self.durability.as_mut().and_then(|durability| durability.take_loose());
-            commit.outbox.push_back(CommitItem {
+            commit.outbox.push_back(AgentCommitItem {
                 event: Some(event),
                 config: Arc::clone(&self.config),
                 run: std::mem::take(&mut commit.run),

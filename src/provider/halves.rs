@@ -15,7 +15,7 @@ pub(in crate::provider) struct SurrogateHalves {
     /// Whether an unpaired half has occurred. Before that, deltas are forwarded without a check.
     found: bool,
     /// The first halves of characters with which texts ended, by the index of the block.
-    open: HashMap<usize, (ExtendableTextKind, SurrogateHalf)>,
+    open: HashMap<usize, (SurrogateHalfTextKind, SurrogateHalf)>,
 }
 
 impl SurrogateHalves {
@@ -83,10 +83,10 @@ impl SurrogateHalves {
 
     fn extend(&mut self, index: usize, part: Part, deltas: &mut Vec<Delta>) {
         let (kind, text) = match part {
-            Part::Text(text) => (ExtendableTextKind::Text, text),
-            Part::Input(text) => (ExtendableTextKind::Input, text),
-            Part::Signature(text) => (ExtendableTextKind::Signature, text),
-            Part::Redacted(text) => (ExtendableTextKind::Redacted, text),
+            Part::Text(text) => (SurrogateHalfTextKind::Text, text),
+            Part::Input(text) => (SurrogateHalfTextKind::Input, text),
+            Part::Signature(text) => (SurrogateHalfTextKind::Signature, text),
+            Part::Redacted(text) => (SurrogateHalfTextKind::Redacted, text),
             Part::Item(mut item) => {
                 resolve_value(&mut item);
                 return deltas.push(Delta::Extend { index, part: Part::Item(item) });
@@ -116,14 +116,14 @@ impl SurrogateHalves {
 
 /// The kinds of text with which a block can be extended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum ExtendableTextKind {
+enum SurrogateHalfTextKind {
     Text,
     Input,
     Signature,
     Redacted,
 }
 
-impl ExtendableTextKind {
+impl SurrogateHalfTextKind {
     fn part(self, text: String) -> Part {
         match self {
             Self::Text => Part::Text(text),

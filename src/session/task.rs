@@ -37,7 +37,7 @@ use super::{
 };
 use crate::{
     actor::{FairYield, passed},
-    agent::{Agent, CommitItem, Event, HistoryChangeRight, Snapshot, Status},
+    agent::{Agent, AgentCommitItem, Event, HistoryChangeRight, Snapshot, Status},
     run::Error,
     store::{Store, StoreError, WriteId},
     subscription::{EndReason, EventId, Feed},
@@ -50,7 +50,7 @@ pub(super) const DELIVERIES: usize = 32;
 const COMMANDS_IN_A_ROW: u8 = 32;
 
 /// The receiver of the agent's events, in order. An empty channel of this type holds no buffer.
-pub(super) type CommitReceiver = futures_channel::mpsc::Receiver<CommitItem>;
+pub(super) type CommitReceiver = futures_channel::mpsc::Receiver<AgentCommitItem>;
 
 /// A session's task.
 pub(super) struct SessionTask {
@@ -98,7 +98,7 @@ enum SessionTaskInput {
     Command(Option<Box<SessionTaskCommand>>),
     Written(writing::WriteAttemptResult),
     Lost(StoreError),
-    Delivery(Option<CommitItem>),
+    Delivery(Option<AgentCommitItem>),
     Left,
     Retry,
     IdleTimeOver,
@@ -212,8 +212,8 @@ impl SessionTask {
     }
 
     /// Processes the agent's next event, or a record of the turn in flight that comes without an event.
-    pub(super) fn take(&mut self, delivery: CommitItem) {
-        let CommitItem { event, config, run, settings, record } = delivery;
+    pub(super) fn take(&mut self, delivery: AgentCommitItem) {
+        let AgentCommitItem { event, config, run, settings, record } = delivery;
         let is_between = event.as_ref().and_then(|event| event::is_between_requests(&event.event));
         if let Some(is_between_requests) = is_between {
             self.shared.is_between_requests.store(is_between_requests, Ordering::Release);
@@ -250,7 +250,7 @@ impl SessionTask {
 
     /// Processes one event of the agent and the following events that are already available. Their number is limited to
     /// what the agent can send at once.
-    fn take_all(&mut self, first: CommitItem) {
+    fn take_all(&mut self, first: AgentCommitItem) {
         self.take(first);
         for _ in 0..DELIVERIES {
             match self.deliveries.next().now_or_never() {

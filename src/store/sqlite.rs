@@ -175,7 +175,7 @@ use async_trait::async_trait;
 use rusqlite::Connection;
 
 use self::{
-    database::{SqliteConnections, SqliteDatabase, SqliteOperationError},
+    database::{OpenedSqliteConnections, SqliteDatabase, SqliteOperationError},
     upkeep::SqliteUpkeep,
     workers::{SqliteJobPriority, SqliteWorkers},
 };
@@ -282,7 +282,7 @@ impl SqliteStoreBuilder {
         let Self { file, durability, busy, lease, readers, search } = self;
         blocking(move || {
             let mut database = SqliteDatabase::new(database::absolute(&file)?, durability, busy, lease);
-            let SqliteConnections { writer, readers } = database.open(readers)?;
+            let OpenedSqliteConnections { writer, readers } = database.open(readers)?;
             let start = |name, connections| {
                 SqliteWorkers::start(name, connections, busy)
                     .map_err(|error| StoreError::failed("starting threads for SQLite", error))

@@ -288,7 +288,8 @@ pub(super) async fn put(
         end.mark = None;
     }
     let (turn, next) = (portable.turn(options), portable.next().filter(|_| to.traits().erase));
-    let CopyWriteIds { create, portions, last, more } = CopyWriteIds::of(id, &portable, turn.as_ref())?;
+    let ContentDerivedWriteIds { create, portions, last, more } =
+        ContentDerivedWriteIds::of(id, &portable, turn.as_ref())?;
     let PortableConversation { stored: Stored { state, head, cursors, nodes, last_run, .. }, usage } =
         portable;
     let is_whole = usage.is_some() && to.traits().usage;
@@ -353,7 +354,7 @@ pub(crate) async fn put_path(to: &dyn Store, id: &ConversationId, stored: Stored
 
 /// The ids of the writes that make a copy. An id is derived from the copied content. So copying again repeats the same
 /// writes, and the store recognizes the repetitions.
-struct CopyWriteIds {
+struct ContentDerivedWriteIds {
     create: WriteId,
     /// All commits except the last one, each with the number of its nodes and its id. An id depends only on the
     /// commit's own nodes and on the nodes before them, so the id stays the same when the conversation grows.
@@ -363,7 +364,7 @@ struct CopyWriteIds {
     more: [WriteId; 3],
 }
 
-impl CopyWriteIds {
+impl ContentDerivedWriteIds {
     fn of(
         id: &ConversationId,
         portable: &PortableConversation,

@@ -22,7 +22,7 @@ use crate::{
 
 /// The recorded form of the core, as JSON: a turn and its stage, or the time between two turns of a run.
 #[derive(Serialize, Deserialize)]
-struct StoredAgentCore<'a> {
+struct RecordedAgentCore<'a> {
     op: OpNumber,
     run: u32,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -67,7 +67,7 @@ impl AgentCore {
         };
         let stage = withdrawn.as_ref().or(stage);
         let early = stage.and_then(AgentTurnStage::unreported).map(|tools| &tools.early[..]);
-        let bare = StoredAgentCore {
+        let bare = RecordedAgentCore {
             op: self.last_op,
             run: self.runs,
             first_turn: self.first_turn,
@@ -169,7 +169,7 @@ impl TurnRecord {
     /// If the turn waits for nothing but decisions about tools of sub-agents that are sessions, returns the idempotency
     /// keys of the calls of these sub-agents.
     pub(crate) fn delegated_calls(&self) -> Option<Vec<String>> {
-        let bare: StoredAgentCore<'_> = json::parse(&self.core).ok()?;
+        let bare: RecordedAgentCore<'_> = json::parse(&self.core).ok()?;
         let (turn, stage) = (bare.turn?, bare.stage.filter(|stage| stage.only_delegates())?);
         let AgentTurnStage::Executing { slots, .. } = &*stage else { return None };
         let open = slots.iter().enumerate().filter(|(_, slot)| slot.result.is_none());
@@ -182,7 +182,7 @@ fn restore(
     history: History,
     fallback: Option<History>,
 ) -> Result<(AgentCore, Option<String>), RecordDamage> {
-    let bare: StoredAgentCore<'_> = json::parse(&record.core)?;
+    let bare: RecordedAgentCore<'_> = json::parse(&record.core)?;
     in_range(bare.op, MAX_OP)?;
     let waited = bare.waited.len();
     bare.staged.iter().try_for_each(|prompt| check_staged(prompt))?;

@@ -3,7 +3,7 @@
 use std::{mem, sync::Arc};
 
 use super::{
-    Follow, FollowFrom, FollowTarget, FollowedRunState, RunProgress, RunProgressSink, ToolChange, begins,
+    Follow, FollowFrom, FollowTarget, FollowedRunPhase, RunProgress, RunProgressSink, ToolChange, begins,
 };
 use crate::{
     agent::{Prompt, PromptId, PromptState, RunOutcome, Snapshot, Status},
@@ -198,7 +198,7 @@ impl Follow {
 
     /// Returns whether the agent has known the target of this follower.
     fn is_expected(&self) -> bool {
-        self.is_accepted || self.state != FollowedRunState::Unknown
+        self.is_accepted || self.state != FollowedRunPhase::Unknown
     }
 
     /// Returns the number of the reported messages that the snapshot contains, and the index of its first message that

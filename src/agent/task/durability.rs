@@ -22,7 +22,7 @@ use tokio::time::{Sleep, sleep};
 
 use super::AgentTask;
 use crate::agent::{
-    CommitItem, Durable, LastStoredRecordNumber, RecordToStore,
+    AgentCommitItem, Durable, LastStoredRecordNumber, RecordToStore,
     command::AgentReplyTx,
     core::{AgentCore, AgentEffect},
     delegation::CombinedDecisionReply,
@@ -119,7 +119,7 @@ impl AgentTask {
         let Some(durability) = &mut self.durability else { return };
         durability.is_recorded = false;
         if let (Some(record), Some(commit)) = (durability.loose.take(), &mut self.commit) {
-            commit.outbox.push_back(CommitItem {
+            commit.outbox.push_back(AgentCommitItem {
                 event: None,
                 config: Arc::clone(&self.config),
                 run: crate::telemetry::CallerSpan::default(),

@@ -9,7 +9,7 @@ use std::{
 };
 
 use crate::{
-    agent::{Agent, AgentCallbacks, CommitItem, Event, Response, State, Status, TurnDecision},
+    agent::{Agent, AgentCallbacks, AgentCommitItem, Event, Response, State, Status, TurnDecision},
     run::ErrorKind,
     subscription::EndReason,
     testing::Step,
@@ -24,13 +24,13 @@ use super::{
 };
 
 /// Returns an agent whose commit channel holds one event, and the channel's receiver.
-async fn cramped(steps: impl IntoIterator<Item = Step>) -> (Agent, mpsc::Receiver<CommitItem>) {
+async fn cramped(steps: impl IntoIterator<Item = Step>) -> (Agent, mpsc::Receiver<AgentCommitItem>) {
     let (sender, receiver) = mpsc::channel(0);
     (echoing(steps).commit_channel(sender).start().await.unwrap(), receiver)
 }
 
 /// Receives the events with the numbers from `from` to `last`, and checks that no number is missing.
-async fn receive(receiver: &mut mpsc::Receiver<CommitItem>, from: u64, last: u64) -> Vec<Arc<Event>> {
+async fn receive(receiver: &mut mpsc::Receiver<AgentCommitItem>, from: u64, last: u64) -> Vec<Arc<Event>> {
     let mut events = Vec::new();
     for number in from..=last {
         let delivery = answered(receiver.next()).await.unwrap();

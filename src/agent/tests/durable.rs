@@ -17,8 +17,8 @@ use serde_json::{Value, json};
 use super::{rig::answered, support::scripted};
 use crate::{
     agent::{
-        Agent, AgentBuilder, AgentCallbacks, CommitItem, Durable, Event, HistoryChangeRight, TurnInFlight,
-        TurnRecord,
+        Agent, AgentBuilder, AgentCallbacks, AgentCommitItem, Durable, Event, HistoryChangeRight,
+        TurnInFlight, TurnRecord,
     },
     message::{History, Message},
     testing::{Gate, ScriptedProvider, Step},
@@ -40,7 +40,7 @@ struct Contents {
 }
 
 impl Shelf {
-    fn take(&self, delivery: &CommitItem) {
+    fn take(&self, delivery: &AgentCommitItem) {
         let mut contents = self.0.lock().unwrap();
         if let Some(event) = &delivery.event {
             if let Event::Turn { response, .. } = &*event.event {

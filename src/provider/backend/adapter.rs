@@ -22,8 +22,8 @@ use super::{
     Backend, BackendError, BackendSession, Breach, Capabilities, SessionOptions, SessionPosition, TurnPrompt,
     exchange::{self, BackendTurn},
     sessions::{
-        BackendConversationView, BackendPosition, BackendPositionRoute, ConversationBackendSessions,
-        LiveBackendSession, PromptCounts, elsewhere,
+        BackendConversationView, BackendPosition, BackendPositionRoute, BackendPromptCounts,
+        ConversationBackendSessions, LiveBackendSession, elsewhere,
     },
 };
 use crate::{
@@ -199,7 +199,7 @@ impl BackendSessionsOwner {
         };
         let limit = self.limits.start;
         let session = call("start", limit, async { self.backend.0.start(options).await }).await?;
-        let (heard, runtime) = (PromptCounts::default(), Handle::current());
+        let (heard, runtime) = (BackendPromptCounts::default(), Handle::current());
         let live = LiveBackendSession {
             session,
             key: fresh_key(),
@@ -236,7 +236,7 @@ impl BackendSessionsOwner {
         let (backend, limit) = (&*self.backend.0, self.limits.start);
         let forked = async |place: SessionPosition| {
             let fork = call("fork", limit, async { backend.fork(&place, &options).await });
-            Ok::<_, BackendError>((fork.await?, fresh_key(), PromptCounts::up_to(place.prompts), true))
+            Ok::<_, BackendError>((fork.await?, fresh_key(), BackendPromptCounts::up_to(place.prompts), true))
         };
         let (session, key, heard, fresh) = match way {
             BackendPositionRoute::Stay(more) => {
@@ -251,7 +251,7 @@ impl BackendSessionsOwner {
             }
             BackendPositionRoute::Start => {
                 let session = call("start", limit, async { backend.start(&options).await }).await?;
-                (session, fresh_key(), PromptCounts::default(), true)
+                (session, fresh_key(), BackendPromptCounts::default(), true)
             }
             BackendPositionRoute::Fork(place) => forked(place).await?,
             BackendPositionRoute::Resume(position, id, heard) => {

@@ -93,7 +93,7 @@ impl BackendConversationView {
 
 /// The counts of the prompts that a session has received in a conversation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct PromptCounts {
+pub(super) struct BackendPromptCounts {
     /// The number of prompts that the session has received.
     pub(super) given: u64,
     /// The number of the last prompt whose response, complete or broken off, became part of the conversation. Prompts
@@ -101,7 +101,7 @@ pub(super) struct PromptCounts {
     pub(super) kept: u64,
 }
 
-impl PromptCounts {
+impl BackendPromptCounts {
     /// Creates the counts of a session that is at this position.
     pub(super) fn up_to(prompts: u64) -> Self {
         Self { given: prompts, kept: prompts }
@@ -125,7 +125,7 @@ pub(super) enum BackendPositionRoute {
     Start,
     /// Resume the session with this id at this position. The counts are those of the prompts that the session has
     /// received.
-    Resume(BackendPosition, SessionId, PromptCounts),
+    Resume(BackendPosition, SessionId, BackendPromptCounts),
     Fork(SessionPosition),
 }
 
@@ -156,7 +156,7 @@ pub(super) struct ConversationBackendSessions {
 pub(super) struct LiveBackendSession {
     pub(super) session: Arc<dyn BackendSession>,
     pub(super) key: String,
-    pub(super) heard: PromptCounts,
+    pub(super) heard: BackendPromptCounts,
     /// Whether the conversation has no response of this session yet.
     pub(super) fresh: bool,
     pub(super) options: SessionOptions,
@@ -165,7 +165,7 @@ pub(super) struct LiveBackendSession {
 }
 
 struct TerminatedBackendSession {
-    heard: PromptCounts,
+    heard: BackendPromptCounts,
     /// A channel that closes when the session has ended.
     ended: watch::Receiver<()>,
 }
@@ -304,7 +304,7 @@ impl ConversationBackendSessions {
     }
 
     /// Records a session that has a response in the conversation and is being terminated.
-    pub(super) fn retired(&mut self, key: String, heard: PromptCounts, ended: watch::Receiver<()>) {
+    pub(super) fn retired(&mut self, key: String, heard: BackendPromptCounts, ended: watch::Receiver<()>) {
         self.retired.insert(key, TerminatedBackendSession { heard, ended });
     }
 

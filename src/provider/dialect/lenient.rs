@@ -179,9 +179,9 @@ impl<'de: 'a, 'a> Deserialize<'de> for ToolCallArguments<'a> {
 
 impl<'de: 'a, 'a> Deserialize<'de> for StrictText<'a> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct StrictTextVisitor;
+        struct TextOrNullVisitor;
 
-        impl<'de> Visitor<'de> for StrictTextVisitor {
+        impl<'de> Visitor<'de> for TextOrNullVisitor {
             type Value = StrictText<'de>;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -201,7 +201,7 @@ impl<'de: 'a, 'a> Deserialize<'de> for StrictText<'a> {
             }
         }
 
-        deserializer.deserialize_any(StrictTextVisitor)
+        deserializer.deserialize_any(TextOrNullVisitor)
     }
 }
 

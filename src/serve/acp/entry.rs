@@ -44,7 +44,7 @@ pub(super) struct EditorSession {
 
 #[derive(Default)]
 struct EditorSessionState {
-    live: Option<LiveEditorSession>,
+    live: Option<OpenEditorSession>,
     prompts: UnansweredEditorPrompts,
     relays: u64,
     /// The model that the client has chosen while a run was active.
@@ -52,13 +52,13 @@ struct EditorSessionState {
 }
 
 /// An open session, and the task that follows it. Dropping this ends the task.
-struct LiveEditorSession {
+struct OpenEditorSession {
     session: Session,
     number: u64,
     relay: Option<JoinHandle<()>>,
 }
 
-impl Drop for LiveEditorSession {
+impl Drop for OpenEditorSession {
     fn drop(&mut self) {
         if let Some(relay) = &self.relay {
             relay.abort();
@@ -140,7 +140,7 @@ impl EditorSession {
             let mut state = lock(&self.state);
             state.relays += 1;
             let number = state.relays;
-            state.live.replace(LiveEditorSession { session, number, relay: Some(start(number)) })
+            state.live.replace(OpenEditorSession { session, number, relay: Some(start(number)) })
         };
         drop(old);
     }

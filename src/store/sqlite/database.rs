@@ -12,7 +12,7 @@ use std::{
 
 use rusqlite::{Connection, ErrorCode, OpenFlags, Transaction, TransactionBehavior, config::DbConfig, ffi};
 
-use super::read_only::{self, FileModificationStamp};
+use super::read_only::{self, ReadOnlyFileStamp};
 use crate::{
     store::{ConversationId, StoreError, file_system::Durability},
     sync::lock,
@@ -47,11 +47,11 @@ pub(super) struct SqliteDatabase {
     /// The identity of the file that was opened.
     opened: Option<FileId>,
     /// The stamp of the file when it was opened. Only set if the store assumes that the file does not change.
-    unchanging: Option<FileModificationStamp>,
+    unchanging: Option<ReadOnlyFileStamp>,
 }
 
 /// The connections of a store.
-pub(super) struct SqliteConnections {
+pub(super) struct OpenedSqliteConnections {
     /// The writing connection, or `None` if the file can only be read.
     pub(super) writer: Option<Connection>,
     pub(super) readers: Vec<Connection>,
@@ -86,7 +86,7 @@ impl SqliteDatabase {
 
     /// Opens the writing connection and the given number of reading connections. Creates the file and updates the
     /// schema if necessary. If the file can't be written to, opens reading connections only.
-    pub(super) fn open(&mut self, readers: usize) -> Result<SqliteConnections, StoreError> {
+    pub(super) fn open(&mut self, readers: usize) -> Result<OpenedSqliteConnections, StoreError> {
         check_linked(rusqlite::version_number(), rusqlite::version())?;
         self.create_file()?;
         self.opened = Some(file_id(&self.found()?));
@@ -94,13 +94,13 @@ impl SqliteDatabase {
             Ok(writer) => writer,
             Err(StoreError::Denied { .. }) => {
                 let readers = self.open_for_reading(readers)?;
-                return Ok(SqliteConnections { writer: None, readers });
+                return Ok(OpenedSqliteConnections { writer: None, readers });
             }
             Err(error) => return Err(error),
         };
         self.prepare_writer(&mut writer).map_err(|fault| self.failed("preparing", None, fault))?;
         let readers = (0..readers).map(|_| self.prepared()).collect::<Result<_, _>>()?;
-        Ok(SqliteConnections { writer: Some(writer), readers })
+        Ok(OpenedSqliteConnections { writer: Some(writer), readers })
     }
 
     /// Opens connections to a file that can't be written to.
@@ -108,7 +108,7 @@ impl SqliteDatabase {
         let is_unchanging = !read_only::has_log(&self.file);
         if is_unchanging {
             // The stamp is taken before the file is read, so that a change during the reading is detected.
-            self.unchanging = Some(FileModificationStamp::of(&self.found()?));
+            self.unchanging = Some(ReadOnlyFileStamp::of(&self.found()?));
         }
         let connect = || self.connect_for_reading(is_unchanging);
         (0..readers).map(|_| connect()).collect::<Result<_, _>>().map_err(|fault| match fault {
@@ -185,7 +185,7 @@ impl SqliteDatabase {
             return unreachable(Arc::new(DatabaseFileReplaced));
         }
         match &self.unchanging {
-            Some(stamp) if *stamp != FileModificationStamp::of(&found) || read_only::has_log(&self.file) => {
+            Some(stamp) if *stamp != ReadOnlyFileStamp::of(&found) || read_only::has_log(&self.file) => {
                 unreachable(Arc::new(DatabaseFileChanged))
             }
             _ => Ok(()),

@@ -11,9 +11,9 @@ use rusqlite::{Connection, OpenFlags};
 
 /// The length of a file and the time of its last change.
 #[derive(PartialEq, Eq)]
-pub(super) struct FileModificationStamp(u64, Option<SystemTime>);
+pub(super) struct ReadOnlyFileStamp(u64, Option<SystemTime>);
 
-impl FileModificationStamp {
+impl ReadOnlyFileStamp {
     pub(super) fn of(file: &fs::Metadata) -> Self {
         Self(file.len(), file.modified().ok())
     }

@@ -244,7 +244,7 @@ pub(crate) enum AgUiPart {
 /// A file in a message.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub(crate) struct AgUiMedia {
-    pub(crate) source: AgUiSource,
+    pub(crate) source: AgUiSentSource,
     #[serde(skip_serializing_if = "Map::is_empty")]
     pub(crate) metadata: Map<String, Value>,
 }
@@ -252,7 +252,7 @@ pub(crate) struct AgUiMedia {
 /// The bytes of a file, or its address.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(tag = "type", rename_all = "lowercase", rename_all_fields = "camelCase")]
-pub(crate) enum AgUiSource {
+pub(crate) enum AgUiSentSource {
     Data { value: String, mime_type: String },
     Url { value: String, mime_type: String },
 }

@@ -12,7 +12,7 @@ use serde_json::{Map, Value, json};
 
 use super::{
     AgUiVersion,
-    frame::{AgUiContent, AgUiMedia, AgUiMessage, AgUiPart, AgUiSource, AgUiToolCall},
+    frame::{AgUiContent, AgUiMedia, AgUiMessage, AgUiPart, AgUiSentSource, AgUiToolCall},
 };
 use crate::{
     agent::Snapshot,
@@ -48,13 +48,13 @@ impl ClientFileForm {
         let mime_type = file.media_type.clone();
         let source = match (&file.source, block) {
             (Source::Url { url }, _) if url.len() <= MAX_TEXT => {
-                AgUiSource::Url { value: url.clone(), mime_type }
+                AgUiSentSource::Url { value: url.clone(), mime_type }
             }
             (Source::Base64 { data }, _) if data.len() <= self.limit => {
-                AgUiSource::Data { value: data.to_string(), mime_type }
+                AgUiSentSource::Data { value: data.to_string(), mime_type }
             }
             (_, Some((message, block))) => match self.address(file, &message, block) {
-                Some(value) => AgUiSource::Url { value, mime_type },
+                Some(value) => AgUiSentSource::Url { value, mime_type },
                 None => return AgUiPart::Text { text: label(file) },
             },
             _ => return AgUiPart::Text { text: label(file) },
@@ -383,7 +383,8 @@ fn shorten(message: &mut AgUiMessage, cap: usize) {
                 | AgUiPart::Audio(media)
                 | AgUiPart::Video(media)
                 | AgUiPart::Document(media) => {
-                    let (AgUiSource::Data { value, .. } | AgUiSource::Url { value, .. }) = &media.source;
+                    let (AgUiSentSource::Data { value, .. } | AgUiSentSource::Url { value, .. }) =
+                        &media.source;
                     if value.len() > cap {
                         *part = AgUiPart::Text { text: "[file]".to_owned() };
                     }

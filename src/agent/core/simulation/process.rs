@@ -24,7 +24,7 @@ use crate::{
         simulation::{Check, ensure},
     },
     agent::{
-        Accepted, CommitItem, Config, Durable, FirstMessageOfRun, PendingUse, Prompt, RecordToStore,
+        Accepted, AgentCommitItem, Config, Durable, FirstMessageOfRun, PendingUse, Prompt, RecordToStore,
         ResumeDecisions, RunEnd, Snapshot, Status, TurnInFlight,
         durable::RecoveryFacts,
         phase::{AgentPhase, AgentTurnStage, DispatchedToolCall, OpNumber},
@@ -140,7 +140,7 @@ pub(crate) struct Process {
     is_recorded: bool,
     /// The replies that wait for a record.
     replies: Vec<(u64, Reply)>,
-    outbox: VecDeque<CommitItem>,
+    outbox: VecDeque<AgentCommitItem>,
     view: Snapshot,
     last_event: EventId,
 }
@@ -282,7 +282,7 @@ impl Process {
         self.replies.iter().map(|(_, reply)| reply)
     }
 
-    pub(crate) fn take_delivery(&mut self) -> Option<CommitItem> {
+    pub(crate) fn take_delivery(&mut self) -> Option<AgentCommitItem> {
         self.outbox.pop_front()
     }
 

@@ -69,7 +69,7 @@ async fn records_contain_each_message_and_result_once() {
     agent.prompt("Hi").await.unwrap();
     answered(agent.wait_until_idle()).await.unwrap();
     drop((agent, owner));
-    let deliveries: Vec<CommitItem> = receiver.collect().await;
+    let deliveries: Vec<AgentCommitItem> = receiver.collect().await;
     let records: Vec<_> = deliveries.iter().filter_map(|delivery| delivery.record.as_deref()).collect();
     let shape = |record: &crate::agent::RecordToStore| {
         record.turn.as_ref().map(|turn| {

@@ -7,7 +7,7 @@ use super::{
     Outside, Process, RecordToStore, Reply, ensure,
 };
 use crate::{
-    agent::{CommitItem, Event, Response},
+    agent::{AgentCommitItem, Event, Response},
     message::{Timestamp, TurnId},
     run::Error,
     subscription::Numbered,
@@ -192,7 +192,7 @@ impl Process {
         record: Option<Arc<RecordToStore>>,
     ) {
         let (config, run) = (Arc::clone(&outside.config), CallerSpan::default());
-        self.outbox.push_back(CommitItem { event, config, run, settings: None, record });
+        self.outbox.push_back(AgentCommitItem { event, config, run, settings: None, record });
     }
 
     fn record(&mut self) {

@@ -6,7 +6,7 @@ use super::{Common, people, place::Returned, writes::Storing};
 use crate::{
     actor::simulation::{Check, ensure},
     agent::{
-        CommitItem, Event, Status,
+        AgentCommitItem, Event, Status,
         process::{Condition, Process, Reply},
     },
     run::{PendingUse, RunEnd},
@@ -214,7 +214,7 @@ impl Life {
 
     /// Processes the agent's next event or record. Returns whether there was one.
     pub(super) fn deliver(&mut self, common: &mut Common) -> Check<bool> {
-        let Some(CommitItem { event, config, record, .. }) = self.process.take_delivery() else {
+        let Some(AgentCommitItem { event, config, record, .. }) = self.process.take_delivery() else {
             return Ok(false);
         };
         if let Some(Event::CompactionStart { turn, .. }) = event.as_ref().map(|event| &*event.event) {

@@ -26,7 +26,7 @@ use crate::{
 ///
 /// **Beginning.** If the subscription is new and its snapshot shows a turn in flight, the first piece is the text of
 /// this turn so far. Otherwise the stream begins with the next request. If no turn is in flight, the stream waits for
-/// the next turn.
+/// the next turn. A compaction between two turns is none.
 ///
 /// **End.** The stream ends when the turn is committed. The subscription is then positioned after the turn, and
 /// `text_deltas` can be called again for the next turn. If the agent is paused, the stream waits.
@@ -151,6 +151,8 @@ crate::debug::impl_debug!(TextDeltas<'_> { .. });
 #[derive(Default)]
 struct BufferedTurnText {
     turn: Option<TurnId>,
+    /// Whether the turn is a compaction alone, as far as it was read. `None` before anything of the turn was read.
+    is_compaction: Option<bool>,
     text: String,
     is_over: bool,
     error: Option<Error>,
@@ -171,6 +173,9 @@ impl BufferedTurnText {
             }
         });
         match event {
+            Event::Turn { .. } | Event::Cancelled { .. } | Event::Error { .. } if self.is_compaction() => {
+                (self.turn, self.is_compaction) = (None, None);
+            }
             Event::Turn { .. } => self.end(None),
             Event::Cancelled { response } if !self.is_over => {
                 self.end(Some(Error::cancelled(Arc::clone(response))));
@@ -197,13 +202,26 @@ impl BufferedTurnText {
         self.error.take_if(|_| !is_last);
     }
 
+    /// Returns whether the turn is a compaction alone, which answers no prompt.
+    fn is_compaction(&self) -> bool {
+        self.is_compaction == Some(true)
+    }
+
     fn read(&mut self, progress: RunProgress<'_>, snapshot: Option<&Snapshot>) {
+        match progress {
+            RunProgress::Compaction { .. } => _ = self.is_compaction.get_or_insert(true),
+            RunProgress::User(_) | RunProgress::Request { .. } => self.is_compaction = Some(false),
+            _ => {}
+        }
         match progress {
             _ if self.is_over => {}
             // The next turn of the run has its own stream.
-            RunProgress::Turn(turn) if self.turn.is_some_and(|own| own != turn) => self.end(None),
+            RunProgress::Turn(turn) if self.turn.is_some_and(|own| own != turn) && !self.is_compaction() => {
+                self.end(None);
+            }
             RunProgress::Turn(turn) => self.turn = Some(turn),
             RunProgress::Block { content: Content::Text(_), new, .. } => self.text.push_str(new),
+            RunProgress::Ended { .. } if self.is_compaction() => {}
             RunProgress::Ended { outcome, response, message } => {
                 let empty = || Arc::new(rebuilt(outcome, None, self.turn, snapshot));
                 let response = response.cloned().unwrap_or_else(empty);

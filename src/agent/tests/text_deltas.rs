@@ -3,16 +3,19 @@
 use std::{fmt::Write, time::Duration};
 
 use crate::{
-    agent::{Agent, AgentSubscription, ErrorDecision, Event, TextDeltas, ToolDecision},
+    agent::{
+        Agent, AgentSubscription, Compact, CompactionPolicy, ErrorDecision, Event, TextDeltas, ToolDecision,
+    },
     provider::{ProviderError, ProviderErrorKind},
     run::{Error, ErrorKind},
     subscription::Update,
-    testing::{Gate, Step},
+    testing::{Gate, ScriptedProvider, Step},
 };
 use futures_util::StreamExt;
 use serde_json::{Value, json};
 
 use super::{
+    compaction::counted,
     hooks::{Hooks, Log, noting},
     rig::{answered, echoing, unanswered},
 };
@@ -305,4 +308,38 @@ async fn stream_that_begins_in_the_middle_of_an_answer_ends_with_it_and_repeats_
         assert_eq!(text, "");
         assert_eq!(error.map(|error| error.kind()), is_cancelled.then_some(ErrorKind::Cancelled));
     }
+}
+
+/// Returns an agent whose model has room for 1,000 tokens, with a subscription.
+async fn compacting(steps: impl IntoIterator<Item = Step>) -> (Agent, AgentSubscription) {
+    let provider = ScriptedProvider::new(steps);
+    let agent = super::compaction::agent(&provider, CompactionPolicy::default().with_kept_turns(1));
+    let agent = agent.start().await.unwrap();
+    let events = agent.subscribe().await.unwrap();
+    (agent, events)
+}
+
+#[tokio::test(start_paused = true)]
+async fn compaction_at_the_end_of_a_run_is_not_the_next_answer() {
+    let steps = [counted("Zero", 500), counted("One", 950), Step::text("Summary"), Step::text("Two")];
+    let (agent, mut events) = compacting(steps).await;
+    for (prompt, answer) in [("0", "Zero"), ("A", "One"), ("B", "Two")] {
+        agent.prompt(prompt).await.unwrap();
+        assert_eq!(whole(&mut events).await, answer);
+        agent.wait_until_idle().await.unwrap();
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn requested_compaction_is_not_the_next_answer() {
+    let steps = [Step::text("Zero"), Step::text("One"), Step::text("Summary"), Step::text("Two")];
+    let (agent, mut events) = compacting(steps).await;
+    for (prompt, answer) in [("0", "Zero"), ("A", "One")] {
+        agent.prompt(prompt).await.unwrap();
+        assert_eq!(whole(&mut events).await, answer);
+    }
+    agent.compact(Compact::summary()).await.unwrap();
+    agent.wait_until_idle().await.unwrap();
+    agent.prompt("B").await.unwrap();
+    assert_eq!(whole(&mut events).await, "Two");
 }

@@ -196,6 +196,10 @@ pub struct Prompt {
     /// of the prompt is stored with the data. The data is never sent to a model service.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub app_data: Option<Arc<Value>>,
+    /// Whether the tools of the agent also run in a step that uses a tool without a handler, so that only the uses of
+    /// such tools stay open. Otherwise, none of that step's tools runs, and all its uses stay open.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub mixed_steps: bool,
     /// The tools that the client behind the prompt runs. They are offered in addition to the agent's tools, and only
     /// during the run of this prompt. They are never serialised.
     #[serde(skip)]
@@ -280,6 +284,9 @@ impl Prompt {
         /// Returns the same prompt with this budget for the prompt and everything that its run causes.
         pub fn with_budget(self, budget: Budget) { self.budget = Some(budget) }
 
+        /// Returns the same prompt, with which the tools of the agent also run in a step that uses a tool without a handler.
+        pub fn with_mixed_steps(self) { self.mixed_steps = true }
+
         /// Returns the same prompt with this data of the application. `null` counts as no data.
         ///
         /// ```
@@ -355,6 +362,7 @@ impl Prompt {
             max_steps: over.max_steps.or(self.max_steps),
             turn_timeout: over.turn_timeout.or(self.turn_timeout),
             budget: over.budget.or(self.budget),
+            mixed_steps: over.mixed_steps || self.mixed_steps,
             client_tools: over.client_tools,
         }
     }

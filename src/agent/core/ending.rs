@@ -482,10 +482,11 @@ fn cut_results(
             continue;
         }
         let is_uncertain = turn.uncertain.contains(&place);
-        let has_started = slot.as_ref().is_some_and(|slot| !slot.queued);
+        let has_started = slot.as_ref().is_some_and(|slot| !slot.queued && !slot.is_open);
         let (result, input, decided) = match (slot, answer) {
             // As below: the decision contains the input of the earlier call.
             (Some(ToolUseSlot { queued: true, decided, .. }), _) if is_uncertain => (None, None, decided),
+            (Some(ToolUseSlot { is_open: true, input, decided, .. }), _) => (None, input, decided),
             (Some(ToolUseSlot { result, input, decided, .. }), _) => (result, input, decided),
             // The decision contains the input with which the tool may have run before the restart.
             (None, Some(DecisionOrPause::Decided(Decision::ExecuteWith(_), decided))) if is_uncertain => {

@@ -170,6 +170,7 @@ impl AgentCore {
             meant.push((pause, decision));
         }
         check_questions(&meant)?;
+        check_inputs(&meant, cx)?;
         if unreported.is_none() {
             let (mut forwards, mut own) = (Vec::new(), Vec::new());
             for (id, decision) in decisions {
@@ -328,6 +329,20 @@ fn check_questions(decisions: &[(&Arc<PendingUse>, &Decision)]) -> Result<(), Er
         pause.tool_use.id
     );
     Err(Error::new(ErrorKind::InvalidDecision, text))
+}
+
+/// Fails if a decision runs a tool with an input that the tool does not accept. The tool use still waits.
+fn check_inputs(decisions: &[(&Arc<PendingUse>, &Decision)], cx: &CoreInputContext<'_>) -> Result<(), Error> {
+    let own = decisions.iter().filter(|(pause, _)| pause.sub_agent.is_none() && !pause.is_of_running_tool());
+    let refused = |(pause, decision): &(&Arc<PendingUse>, &Decision)| {
+        let Decision::ExecuteWith(input) = decision else { return None };
+        cx.tools.refused_input(&ToolUse { input: input.clone(), malformed: None, ..pause.tool_use.clone() })
+    };
+    let Some(refused) = own.filter_map(refused).next() else { return Ok(()) };
+    Err(Error::new(
+        ErrorKind::InvalidDecision,
+        format!("the decision cannot be carried out: {}", refused.text()),
+    ))
 }
 
 fn ids(waiting: Vec<&Arc<PendingUse>>) -> Vec<ToolUseId> {

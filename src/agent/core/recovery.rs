@@ -358,7 +358,7 @@ fn answer_again(
     if let (Some(own), Some(input)) = (&mut decided, &slot.input) {
         own.decision.input = Some(input.clone());
     }
-    if let Some(result) = &slot.result {
+    if let Some(result) = slot.result.as_ref().filter(|_| !slot.is_open) {
         return DecisionOrPause::Decided(Decision::Provide(result.clone()), decided);
     }
     let Some(own) = uncertain.filter(|own| own.replay == Replay::Never) else {

@@ -22,6 +22,9 @@ use crate::{
     tool::{Decision, Replay},
 };
 
+/// The result of a tool use that stays open, if the step is cut short before the turn ends.
+const LEFT_OPEN: &str = "No result: the step was cut short before the tool could be left to the application.";
+
 impl AgentCore {
     /// Starts processing the tool uses of a response.
     pub(super) fn decide(&mut self, turn: Box<Turn>, uses: Vec<ToolUse>, cx: &mut CoreInputContext<'_>) {
@@ -152,16 +155,26 @@ impl AgentCore {
             matches!(decision, Decision::Execute | Decision::ExecuteWith(_))
                 && cx.tools.is_only_declared(&tool_use.name)
         };
-        if uses.iter().zip(&decisions).any(|(tool_use, decision)| has_no_handler(tool_use, decision)) {
+        let is_open: Vec<_> = uses
+            .iter()
+            .zip(&decisions)
+            .map(|(tool_use, decision)| has_no_handler(tool_use, decision))
+            .collect();
+        if is_open.contains(&true) && !turn.origin.prompt.mixed_steps {
             return self.leave_to_application(turn, uses, decisions, cx);
         }
         let mut slots = Vec::with_capacity(uses.len());
-        for (tool_use, (decision, decided)) in uses.into_iter().zip(decisions) {
+        for ((tool_use, (decision, decided)), is_open) in uses.into_iter().zip(decisions).zip(is_open) {
             let (input, result) = match decision {
                 Decision::Execute => (None, None),
-                Decision::ExecuteWith(input) => (Some(input), None),
+                Decision::ExecuteWith(input) => {
+                    let changed = ToolUse { input, malformed: None, ..tool_use.clone() };
+                    let refused = cx.tools.refused_input(&changed);
+                    (Some(changed.input), refused)
+                }
                 other => (None, decided_result(&tool_use, other)),
             };
+            let result = result.or_else(|| is_open.then(|| ToolResult::error(&tool_use, LEFT_OPEN)));
             let replay = cx.tools.replay(&tool_use.name);
             let runs = result.is_none();
             let slot = ToolUseSlot {
@@ -172,6 +185,7 @@ impl AgentCore {
                 queued: runs,
                 asked: 0,
                 replay,
+                is_open,
                 waits: false,
                 result,
             };
@@ -206,9 +220,9 @@ impl AgentCore {
             None => slots.iter().position(|slot| slot.result.is_none())?,
         };
         let decision = |slot: &ToolUseSlot| match (&slot.result, &slot.input) {
-            (Some(result), _) => Decision::Provide(result.clone()),
-            (None, Some(input)) => Decision::ExecuteWith(input.clone()),
-            (None, None) => Decision::Execute,
+            (Some(result), _) if !slot.is_open => Decision::Provide(result.clone()),
+            (_, Some(input)) => Decision::ExecuteWith(input.clone()),
+            (_, None) => Decision::Execute,
         };
         let answer = |slot: &ToolUseSlot| DecisionOrPause::Decided(decision(slot), slot.decided.clone());
         let mut answers: Vec<_> = slots[..kept].iter().map(answer).collect();
@@ -282,6 +296,27 @@ impl AgentCore {
         let own = slots.iter_mut().enumerate().filter(|(place, _)| withheld(place));
         own.for_each(|(_, slot)| slot.queued = slot.is_running());
         Some(stage)
+    }
+
+    /// Ends the turn because tools have no handlers. The tools that have one have run: see
+    /// [`Prompt::mixed_steps`](crate::run::Prompt::mixed_steps).
+    fn leave_open(
+        &mut self,
+        turn: Box<Turn>,
+        slots: Vec<ToolUseSlot>,
+        reviewed: Vec<ToolResult>,
+        cx: &mut CoreInputContext<'_>,
+    ) {
+        let (mut open, mut decided) = (Vec::new(), Vec::new());
+        for (slot, result) in slots.into_iter().zip(reviewed) {
+            match (slot.is_open, slot.input) {
+                (false, _) => decided.push(result),
+                (true, Some(input)) => open.push(ToolUse { input, malformed: None, ..slot.tool_use }),
+                (true, None) => open.push(slot.tool_use),
+            }
+        }
+        let end = ProposedTurnEnd { stop_reason: StopReason::ToolUse, output: None, open, decided };
+        self.ask_handle_turn(turn, Box::new(end), cx);
     }
 
     /// Ends the turn because a tool has no handler. None of the step's tools are run.
@@ -383,16 +418,21 @@ impl AgentCore {
         &mut self,
         mut turn: Box<Turn>,
         slots: Vec<ToolUseSlot>,
-        reviewed: Vec<ToolResult>,
+        mut reviewed: Vec<ToolResult>,
         cx: &mut CoreInputContext<'_>,
     ) {
+        let is_first = reviewed.is_empty();
+        let left = slots[reviewed.len()..].iter().take_while(|slot| slot.is_open);
+        reviewed.extend(left.filter_map(|slot| slot.result.clone()));
         if let Some(result) = slots.get(reviewed.len()).and_then(|slot| slot.result.clone()) {
             // If a tool is not declared as safe to run twice, the results are reviewed only after they are stored.
-            let is_held =
-                turn.recorded && reviewed.is_empty() && slots.iter().any(ToolUseSlot::is_unsafe_result);
+            let is_held = turn.recorded && is_first && slots.iter().any(ToolUseSlot::is_unsafe_result);
             let op = self.enter(turn, AgentTurnStage::Reviewing { slots, reviewed });
             cx.hold_back(is_held, AgentEffect::Call(op, CallbackCall::HandleToolResult(Box::new(result))));
             return;
+        }
+        if slots.iter().any(|slot| slot.is_open) {
+            return self.leave_open(turn, slots, reviewed, cx);
         }
         let emitted = reviewed.len();
         if turn.origin.max_steps.is_some_and(|max| turn.step >= max) {
@@ -433,8 +473,9 @@ impl AgentCore {
             unreachable!("a result was reviewed, so it has a slot");
         };
         let (result, input) = (answering(result, &slot.tool_use), slot.input.take());
-        let result =
-            ToolUseDecisionDetails::state(slot.decided.take(), result, &slot.tool_use, input.clone(), true);
+        // A tool that has refused its changed input has not run.
+        let (decided, ran) = (slot.decided.take(), slot.runs || input.is_none());
+        let result = ToolUseDecisionDetails::state(decided, result, &slot.tool_use, input.clone(), ran);
         slot.result = None;
         cx.emit(Event::ToolResult { result: Box::new(result.clone()), input });
         reviewed.push(result);

@@ -218,6 +218,9 @@ pub(crate) struct ToolUseSlot {
     pub(crate) asked: u32,
     /// The tool's declaration of whether it may run again.
     pub(crate) replay: Replay,
+    /// Whether the tool has no handler. Then the result is a placeholder: the tool use stays open when the turn ends.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub(crate) is_open: bool,
     /// Whether the tool waits for a decision about a tool of a sub-agent that is a session.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub(crate) waits: bool,

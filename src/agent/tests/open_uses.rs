@@ -6,7 +6,7 @@ use crate::{
     provider::StopReason,
     run::{Error, ErrorKind},
     testing::{Gate, ScriptedProvider, Step},
-    tool::Decision,
+    tool::{Decision, tool_fn},
 };
 use serde_json::json;
 
@@ -65,6 +65,69 @@ async fn declared_tool_stops_the_turn_and_none_of_the_step_runs() {
         provider.requests()[0].tools.get("ask_user").is_some(),
         "the declared tool is offered to the model"
     );
+}
+
+#[tokio::test(start_paused = true)]
+async fn prompt_with_mixed_steps_runs_the_tools_with_a_handler_and_leaves_the_others_open() {
+    let asks = use_of(&[("a", "ask_user"), ("b", "look"), ("c", "pay"), ("d", "ask_user"), ("e", "skip")]);
+    let (provider, builder) = scripted([asks, Step::text("Done")]);
+    let log = Log::default();
+    let hooks = Hooks::new().deciding([("skip", ToolDecision::Reject("Not now.".into()))]);
+    let tools = builder.tool(noting("look", &log)).tool(noting("pay", &log)).tool(noting("skip", &log));
+    let builder = tools.tool(declared("ask_user")).needs_approval("pay").callbacks(hooks);
+    let mut agent = Watched::start(builder).await;
+    agent.agent.prompt(Prompt::new("Go").with_mixed_steps()).await.unwrap();
+    agent.until("pause(c)").await;
+    assert!(log.all().is_empty(), "no tool runs before all tool uses are decided");
+    agent.agent.resume("c", Decision::ExecuteWith(json!({ "eur": 20 }))).await.unwrap();
+    let events = agent.end().await;
+    let response = stopped(&events);
+    assert_eq!(log.all().len(), 2);
+    assert_eq!(response.stop_reason, StopReason::ToolUse);
+    let open: Vec<_> = response.open_tool_uses.iter().map(|tool_use| tool_use.id.as_str()).collect();
+    assert_eq!(open, ["a", "d"]);
+    let decided: Vec<_> = response.decided.iter().map(|result| result.tool_use_id.as_str()).collect();
+    assert_eq!(decided, ["b", "c", "e"]);
+    assert!(response.decided[1].text().contains("changed the input"), "{:?}", response.decided[1]);
+    assert_eq!(
+        agent.history().await.len(),
+        2,
+        "the results belong to the answer until the open uses are answered"
+    );
+    agent.check().await;
+
+    agent.run(vec![answer("d", "No"), answer("a", "Yes")]).await;
+    let sent = texts(&provider.requests()[1]);
+    assert_eq!(
+        (sent[0].as_str(), sent[3].as_str(), sent[4].as_str()),
+        ("a false Yes", "d false No", "e true Not now.")
+    );
+    assert!(sent[1].starts_with("b false") && sent[2].starts_with("c false"), "{sent:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn interrupt_of_a_mixed_step_keeps_results_and_answers_open_uses_with_errors() {
+    let (_, builder) = scripted([use_of(&[("a", "ask_user"), ("b", "look"), ("c", "wait")])]);
+    let (log, gate) = (Log::default(), Gate::new());
+    let held = gate.clone();
+    let wait = tool_fn("wait", "Waits.", move |_: serde_json::Value, _| {
+        let held = held.clone();
+        async move {
+            held.pass().await;
+            Ok("late")
+        }
+    });
+    let tools = builder.tool(declared("ask_user")).tool(noting("look", &log)).tool(wait);
+    let mut agent = Watched::start(tools).await;
+    agent.agent.prompt(Prompt::new("Go").with_mixed_steps()).await.unwrap();
+    reached(&gate).await;
+    agent.agent.interrupt().await.unwrap();
+    agent.end().await;
+    let history = agent.agent.state().await.unwrap().history().clone();
+    let results: Vec<_> = history.last().unwrap().tool_results().cloned().collect();
+    assert!(results[0].is_error && results[0].text().starts_with("Interrupted"), "{results:?}");
+    assert!(!results[1].is_error && results[2].is_error, "{results:?}");
+    agent.check().await;
 }
 
 #[tokio::test(start_paused = true)]

@@ -12,6 +12,7 @@ use crate::{
     agent::{AgentBuilder, ErrorDecision, ToolDecision},
     message::{DecisionKind, Message, StopReason, Timestamp, ToolResult, UseDecision},
     provider::{ProviderError, ProviderErrorKind},
+    run::ErrorKind,
     testing::{Gate, ScriptedProvider, Step},
     tool::{Decision, Tool, ToolContext, ToolError, tool_fn},
 };
@@ -24,6 +25,50 @@ fn pay() -> impl Tool {
     tool_fn("pay", "Pays.", |input: Value, _: ToolContext| async move {
         if input["fails"] == true { Err(ToolError::new("broken")) } else { Ok(format!("paid {input}")) }
     })
+}
+
+#[derive(serde::Deserialize, schemars::JsonSchema)]
+struct Amount {
+    #[allow(dead_code)]
+    eur: u32,
+}
+
+#[tokio::test(start_paused = true)]
+async fn edit_that_does_not_fit_the_schema_is_refused_and_the_pause_stays() {
+    let steps = [Step::tool_use("t", "pay", json!({ "eur": 100 })), Step::text("Done")];
+    let (_, builder) = scripted(steps);
+    let pay =
+        tool_fn(
+            "pay",
+            "Pays.",
+            |input: Amount, _: ToolContext| async move { Ok(format!("paid {}", input.eur)) },
+        );
+    let mut agent = Watched::start(builder.tool(pay.needs_approval())).await;
+    agent.agent.prompt("Go").await.unwrap();
+    agent.until("pause(t)").await;
+    let error = agent.agent.resume("t", Decision::ExecuteWith(json!({ "eur": "20" }))).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::InvalidDecision);
+    assert!(error.to_string().contains("does not fit its schema"), "{error}");
+    agent.agent.resume("t", Decision::ExecuteWith(json!({ "eur": 20 }))).await.unwrap();
+    agent.end().await;
+    assert!(only_result(&agent).await.text().ends_with("paid 20"));
+}
+
+#[tokio::test(start_paused = true)]
+async fn changed_input_that_the_tool_refuses_is_not_said_to_have_run() {
+    let steps = [Step::tool_use("t", "pay", json!({ "eur": 100 })), Step::text("Done")];
+    let (_, builder) = scripted(steps);
+    let pay =
+        tool_fn(
+            "pay",
+            "Pays.",
+            |input: Amount, _: ToolContext| async move { Ok(format!("paid {}", input.eur)) },
+        );
+    let hooks = Hooks::new().deciding([("pay", ToolDecision::ExecuteWith(json!({ "eur": "20" })))]);
+    let mut agent = Watched::start(builder.tool(pay).callbacks(hooks)).await;
+    agent.run("Go").await;
+    let result = only_result(&agent).await;
+    assert!(result.is_error && !result.text().contains("It ran with"), "{}", result.text());
 }
 
 /// Returns an agent whose first response pays 100 EUR.

@@ -1,6 +1,9 @@
 //! A posted request to run.
 
-use std::{collections::HashSet, sync::Arc};
+use std::{
+    collections::{HashMap, HashSet},
+    sync::Arc,
+};
 
 use axum::http::StatusCode;
 use serde::Deserialize;
@@ -11,13 +14,16 @@ use crate::{
     agent::Status,
     message::{Attachment, Blocks, Content, MessageId, Text, ToolResult, ToolUse, ToolUseId},
     run::{Error, ErrorKind, PendingUse, PromptId},
-    session::SessionSnapshot,
+    session::{SessionCommand, SessionSnapshot},
     tool::{Decision, Schema, ToolDeclaration, ToolSet, declared_tool_with_schema},
     web::{
         Problem,
         front::{
             exchange::stored_id,
-            intent::{self, PostedMessageUse, RequestIntent, StoredMessageRef, intent, open_uses, pause_id},
+            intent::{
+                self, PostedMessageUse, RequestIntent, StoredMessageRef, decide, intent, is_known, open_uses,
+                pause_id,
+            },
         },
     },
 };
@@ -122,13 +128,18 @@ impl AgUiInput {
     /// - A user message that the server knows is edited if its content differs. Otherwise it gets another answer. But
     ///   if the message is staged or part of the turn in flight, nothing is changed, and other content is refused.
     pub(crate) fn intent(&self, view: &SessionSnapshot) -> Result<RequestIntent, Problem> {
-        let answers = self.resume.as_deref().unwrap_or_default();
         let pauses = &view.agent.pauses;
         let is_turn = |message: &AgUiPostedMessage| matches!(&*message.role, "user" | "assistant" | "tool");
         let count = self.messages.iter().rposition(is_turn).map_or(0, |newest| newest + 1);
         let (newest, before) = self.messages[..count].split_last().unzip();
+        let decisions = self.decisions(pauses)?;
+        let is_late = decisions.is_empty() && !pauses.is_empty();
         let (trigger, blocks) = match newest {
-            _ if !answers.is_empty() => (PostedMessageUse::Decide(decisions(answers, pauses)?), Vec::new()),
+            Some(newest) if self.decides_before(newest, view) && !is_late => {
+                (PostedMessageUse::Newest, newest.blocks()?.0)
+            }
+            _ if self.has_answers() && decisions.is_empty() => return Ok(RequestIntent::Join(None)),
+            _ if self.has_answers() => (PostedMessageUse::Decide(decisions), Vec::new()),
             _ if !pauses.is_empty() => return Err(missing_answer(&interrupt_id(&pauses[0]))),
             Some(newest) if newest.role == "user" => (PostedMessageUse::Newest, newest.blocks()?.0),
             Some(newest) if newest.role == "tool" => (PostedMessageUse::Results, self.results(view)?),
@@ -145,12 +156,67 @@ impl AgUiInput {
             before: before.into_iter().flatten().filter_map(AgUiPostedMessage::name).collect(),
             whole: false,
             newest: newest.and_then(AgUiPostedMessage::name),
+            results: match trigger {
+                PostedMessageUse::Newest => self.results(view)?,
+                _ => Vec::new(),
+            },
             trigger,
             blocks,
             id: prompt_id(own),
             fresh,
         };
         intent(posted, view)?.ok_or_else(|| if is_late { busy() } else { nothing_new() })
+    }
+
+    fn has_answers(&self) -> bool {
+        self.resume.as_ref().is_some_and(|answers| !answers.is_empty())
+    }
+
+    /// Returns the command that decides before the newest message is used, if the request has both: while an interrupt is
+    /// open, clients send no message without an answer to it.
+    pub(crate) fn decided_before(&self, view: &SessionSnapshot) -> Result<Option<SessionCommand>, Problem> {
+        if !self.messages.last().is_some_and(|newest| self.decides_before(newest, view)) {
+            return Ok(None);
+        }
+        Ok(decide(self.decisions(&view.agent.pauses)?, view))
+    }
+
+    fn decides_before(&self, newest: &AgUiPostedMessage, view: &SessionSnapshot) -> bool {
+        let is_new = || newest.name().is_some_and(|name| !is_known(&name, view));
+        self.has_answers() && newest.role == "user" && is_new()
+    }
+
+    /// Returns the ids of the answered interrupts that are not open, because somebody else has decided, or nobody in time.
+    pub(crate) fn stale_answers(&self, view: &SessionSnapshot) -> Vec<&str> {
+        let open: HashSet<_> = view.agent.pauses.iter().map(|pause| interrupt_id(pause)).collect();
+        let answers = self.resume.iter().flatten().map(|answer| answer.interrupt_id.as_str());
+        answers.filter(|id| !open.contains(*id)).collect()
+    }
+
+    /// Returns the decision about each pause. Fails unless there is exactly one answer per pause. A question of a running
+    /// tool may have none. Answers to other interrupts are ignored, because the client learns nothing about its interrupts
+    /// from a refusal. If all are, nothing is decided.
+    fn decisions(&self, pauses: &[Arc<PendingUse>]) -> Result<Vec<(ToolUseId, Decision)>, Problem> {
+        let mut answers = HashMap::new();
+        let ids: HashSet<_> = pauses.iter().map(|pause| interrupt_id(pause)).collect();
+        for answer in self.resume.iter().flatten() {
+            let id = answer.interrupt_id.as_str();
+            if ids.contains(id) && answers.insert(id, answer).is_some() {
+                return Err(refused("invalid-answer", format!("The interrupt {id:?} has two answers.")));
+            }
+        }
+        let decide = |pause: &Arc<PendingUse>| {
+            let id = interrupt_id(pause);
+            let answer = answers.get(id.as_str()).ok_or_else(|| missing_answer(&id))?;
+            Ok((pause.tool_use.id.clone(), decision(answer)?))
+        };
+        let is_due = |pause: &&Arc<PendingUse>| {
+            !pause.is_of_running_tool() || answers.contains_key(interrupt_id(pause).as_str())
+        };
+        if answers.is_empty() {
+            return Ok(Vec::new());
+        }
+        pauses.iter().filter(is_due).map(decide).collect()
     }
 
     /// Returns the posted results of the tool uses that the last turn has left open.
@@ -347,34 +413,6 @@ fn missing_answer(id: &str) -> Problem {
 /// Returns `id` as the id of a prompt. An empty id is replaced.
 pub(super) fn prompt_id(id: &str) -> PromptId {
     PromptId::new(if id.is_empty() { "run".into() } else { stored_id(id) })
-}
-
-/// Returns the decision about each pause. Fails unless there is exactly one answer per pause. A question of a running tool
-/// may have none.
-fn decisions(
-    answers: &[AgUiAnswer],
-    pauses: &[Arc<PendingUse>],
-) -> Result<Vec<(ToolUseId, Decision)>, Problem> {
-    let mut answered = HashSet::new();
-    let ids: HashSet<_> = pauses.iter().map(|pause| interrupt_id(pause)).collect();
-    for answer in answers {
-        let id = &answer.interrupt_id;
-        if !ids.contains(id) {
-            return Err(refused("stale-decision", format!("The interrupt {id:?} is not open.")));
-        }
-        if !answered.insert(id.as_str()) {
-            return Err(refused("invalid-answer", format!("The interrupt {id:?} has two answers.")));
-        }
-    }
-    let decide = |pause: &Arc<PendingUse>| {
-        let id = interrupt_id(pause);
-        let answer = answers.iter().find(|answer| answer.interrupt_id == id);
-        Ok((pause.tool_use.id.clone(), decision(answer.ok_or_else(|| missing_answer(&id))?)?))
-    };
-    let is_due = |pause: &&Arc<PendingUse>| {
-        !pause.is_of_running_tool() || answered.contains(interrupt_id(pause).as_str())
-    };
-    pauses.iter().filter(is_due).map(decide).collect()
 }
 
 fn decision(answer: &AgUiAnswer) -> Result<Decision, Problem> {

@@ -9,6 +9,7 @@ use axum::{
 };
 use futures_util::stream;
 use serde::Deserialize;
+use serde_json::json;
 use tokio_util::sync::CancellationToken;
 
 use super::{
@@ -93,7 +94,13 @@ async fn run(mut call: WebRequest) -> Result<Response, Problem> {
     };
     match started {
         Ok(start) => {
-            let (stream, frames) = AgUiStream::begin(run, (*view).clone(), start);
+            let (stream, mut frames) = AgUiStream::begin(run, (*view).clone(), start);
+            let stale = input.stale_answers(&view);
+            if !stale.is_empty() {
+                let value = json!({ "interruptIds": stale });
+                // `RUN_STARTED` and `STATE_SNAPSHOT` come first.
+                frames.insert(frames.len().min(2), AgUiFrame::Custom { name: "omni.stale-decision", value });
+            }
             let (queue, lifetime) = (frames.into(), call.web.lifetime());
             Ok(respond(
                 &call,
@@ -130,6 +137,7 @@ async fn perform(
 ) -> Result<AgUiRunToStream, Problem> {
     let note_run = |run| call.id().map(|id| call.web.0.ag_ui_runs.started(id, input, run));
     let in_flight = || view.agent.turn.map_or(RunToStop::Ended, RunToStop::Turn);
+    let first = input.decided_before(view)?;
     let mut command = match input.intent(view)? {
         RequestIntent::Join(staged) => {
             note_run(staged.clone().map_or_else(in_flight, RunToStop::Prompt))?;
@@ -138,7 +146,7 @@ async fn perform(
         RequestIntent::Ended(_, outcome) => return Ok(AgUiRunToStream::Ended(outcome)),
         RequestIntent::Perform(command) => command,
     };
-    call.permit_command(&command)?;
+    first.iter().chain([&*command]).try_for_each(|command| call.permit_command(command))?;
     call.restore(&mut command, view)?;
     let mut tools = ClientTools::default();
     if call.web.0.client_tools {
@@ -152,7 +160,11 @@ async fn perform(
         reader.start(&mut command, view);
     }
     let decided = decided_by(&command);
-    let answer = session.perform(*command, Some(call.client.principal.name())).await;
+    let by = Some(call.client.principal.name());
+    if let Some(first) = first {
+        session.perform(first, by).await?;
+    }
+    let answer = session.perform(*command, by).await;
     let answer = answer.inspect_err(|_| reader.iter_mut().for_each(WebRunReader::end))?;
     note_run(match (&answer, &prompt) {
         (SessionAnswer::Accepted(Accepted::Started { turn }), _) => RunToStop::Turn(*turn),

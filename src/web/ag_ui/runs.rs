@@ -32,7 +32,8 @@ struct AgUiRecentRun {
 #[derive(Debug, PartialEq, Eq)]
 struct AgUiRequestKey {
     conversation: ConversationId,
-    /// A hash of the run's id and of the answers to interrupts. If the request has no answers, of its newest message.
+    /// A hash of the run's id, of the answers to interrupts, and of a newest message that is a user's or has no answers
+    /// beside it.
     hash: u64,
 }
 
@@ -93,9 +94,8 @@ fn key(conversation: &ConversationId, input: &AgUiInput) -> AgUiRequestKey {
     // A client chooses the id of the run, which can be long.
     let mut hasher = DefaultHasher::new();
     input.run_id.hash(&mut hasher);
-    match &input.resume {
-        Some(answers) => answers.hash(&mut hasher),
-        None => input.messages.last().hash(&mut hasher),
-    }
+    input.resume.hash(&mut hasher);
+    let newest = input.messages.last();
+    newest.filter(|newest| input.resume.is_none() || newest.role == "user").hash(&mut hasher);
     AgUiRequestKey { conversation: conversation.clone(), hash: hasher.finish() }
 }

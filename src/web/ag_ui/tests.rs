@@ -154,6 +154,9 @@ impl Rig {
             Ok(RequestIntent::Join(staged)) => AgUiRunToStream::staged(staged),
             Ok(RequestIntent::Ended(_, outcome)) => AgUiRunToStream::Ended(outcome),
             Ok(RequestIntent::Perform(mut command)) => {
+                if let Some(first) = input.decided_before(view).unwrap() {
+                    self.session.perform(first, None).await.unwrap();
+                }
                 let prompt = prompt_of(&mut command).and_then(|prompt| prompt.id.clone());
                 let answer = self.session.perform(*command, None).await.unwrap();
                 AgUiRunToStream::of(&answer, prompt, &view.agent)

@@ -29,6 +29,8 @@ pub(in crate::web) struct PostedRequest {
     pub(in crate::web) trigger: PostedMessageUse,
     /// The content of the newest message, or the results of client tools.
     pub(in crate::web) blocks: Vec<Content>,
+    /// The results of client tools in earlier messages. A new message at the head answers the open tool uses with them.
+    pub(in crate::web) results: Vec<Content>,
     /// The id of a new prompt.
     pub(in crate::web) id: PromptId,
     /// The id of a prompt whose own id was used before.
@@ -178,10 +180,11 @@ fn find(posted: PostedRequest, snapshot: &SessionSnapshot) -> Option<RequestInte
     let (agent, tree) = (&snapshot.agent, &snapshot.tree);
     let mut staged = agent.staged.iter().filter_map(|prompt| prompt.id.clone());
     let staged = staged.find(|id| posted.is_of(id.as_str()));
-    let PostedRequest { before, whole, newest, trigger, blocks, id, fresh } = posted;
+    let PostedRequest { before, whole, newest, trigger, blocks, mut results, id, fresh } = posted;
     let perform = |command| Some(RequestIntent::Perform(Box::new(command)));
     let run = |at, prompt| perform(SessionCommand::Run(RunSpec::new(at, prompt)));
-    let prompt = |id, blocks| Prompt::new(Blocks(blocks)).with_id(id);
+    // A client runs its own tools only, and waits for the results of the others.
+    let prompt = |id, blocks| Prompt::new(Blocks(blocks)).with_id(id).with_mixed_steps();
     if let PostedMessageUse::Decide(decisions) = trigger {
         return perform(decide(decisions, snapshot)?);
     }
@@ -235,7 +238,20 @@ fn find(posted: PostedRequest, snapshot: &SessionSnapshot) -> Option<RequestInte
     };
     let is_first = whole && before.is_empty();
     let is_head = end.is_none() && !is_first || end == tree.head();
-    run(if is_head { RunAt::Head } else { RunAt::Below(end) }, prompt(id, blocks))
+    if is_head {
+        results.extend(blocks);
+        return run(RunAt::Head, prompt(id, results));
+    }
+    run(RunAt::Below(end), prompt(id, blocks))
+}
+
+/// Returns whether the conversation contains this message, or a staged prompt with its id.
+pub(in crate::web) fn is_known(name: &StoredMessageRef, snapshot: &SessionSnapshot) -> bool {
+    let is_staged = |prompt: &Arc<Prompt>| {
+        prompt.id.as_ref().is_some_and(|id| *name == StoredMessageRef::Message(MessageId::from(id.clone())))
+    };
+    places(iter::once(name), snapshot).values().any(Option::is_some)
+        || snapshot.agent.staged.iter().any(is_staged)
 }
 
 /// Looks up where the conversation contains these messages. If a message has several versions, the one on the path
@@ -333,10 +349,13 @@ fn outcome(exchange: &PromptExchange<'_>, snapshot: &SessionSnapshot) -> RunOutc
     }
 }
 
-/// Iterates over the tool uses that the last turn has left to the application.
+/// Iterates over the tool uses that the last turn has left to the client. A client can't answer uses of tools that have a
+/// handler.
 pub(in crate::web) fn open_uses(snapshot: &SessionSnapshot) -> impl Iterator<Item = &ToolUse> {
+    let tools = &snapshot.agent.state.tools;
+    let is_own = |tool_use: &&ToolUse| tools.iter().any(|own| own.name == tool_use.name && own.has_handler);
     let is_idle = snapshot.agent.status == Status::Idle;
     let last = snapshot.tree.history().last().filter(|_| is_idle);
     let uses = last.into_iter().flat_map(|message| message.tool_uses());
-    uses.filter(|tool_use| tool_use.decided.is_none())
+    uses.filter(|tool_use| tool_use.decided.is_none()).filter(move |tool_use| !is_own(tool_use))
 }

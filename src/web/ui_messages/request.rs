@@ -1,18 +1,16 @@
 //! Reads a posted request: the user's newest message, and the part of the conversation that the response shows.
 
-use std::collections::HashMap;
-
 use serde::Deserialize;
 use serde_json::Value;
 
 use super::{
     AiSdkRunToStream,
-    exchange::{base_id, exchanges, stored_base, stored_id, version_id},
+    exchange::{PromptExchange, base_id, exchanges, stored_base, stored_id, version_id},
 };
 use crate::{
     agent::Status,
     message::{Attachment, Content, MessageId, ResultBlock, Text, ToolResult, ToolUse, ToolUseId},
-    run::{ErrorKind, Prompt, PromptId},
+    run::{ErrorKind, PendingUse, Prompt, PromptId},
     session::{SessionCommand, SessionSnapshot},
     tool::Decision,
     web::{
@@ -129,7 +127,9 @@ pub(in crate::web) fn read(
     if matches!(trigger, PostedMessageUse::Submit) {
         commands.extend(decide(decisions(before, snapshot), snapshot));
     }
-    let posted = PostedRequest { before: earlier, whole, newest, trigger, blocks, id, fresh };
+    let last = before.iter().rfind(|message| message.role == "assistant").filter(|_| is_user);
+    let results = last.map_or_else(Vec::new, |message| message.results(snapshot));
+    let posted = PostedRequest { before: earlier, whole, newest, trigger, blocks, results, id, fresh };
     let found = intent(posted, snapshot)?.ok_or_else(|| {
         if is_again {
             return Problem::nothing_here("There is no such message.");
@@ -154,29 +154,45 @@ pub(in crate::web) fn read(
 fn target(command: &mut SessionCommand) -> AiSdkRunToStream {
     let Some(Prompt { id, content, .. }) = prompt_of(command) else { return AiSdkRunToStream::Decisions };
     match id.clone() {
-        Some(id) if matches!(content.0[..], [Content::ToolResult(_), ..]) => AiSdkRunToStream::Results(id),
+        Some(id) if content.0.iter().all(|block| matches!(block, Content::ToolResult(_))) => {
+            AiSdkRunToStream::Results(id)
+        }
         Some(id) => AiSdkRunToStream::Prompt(id),
         None => AiSdkRunToStream::Again,
     }
 }
 
-/// Reads the decisions about tool uses that wait. The last part with the id of a pause counts.
+/// Reads the decisions about tool uses that wait. The last part with the id of a pause counts. In the newest answer, a
+/// client can also cancel a call that waits, for example because its user sends a message instead of a decision.
 fn decisions(messages: &[AiSdkPostedMessage], snapshot: &SessionSnapshot) -> Vec<(ToolUseId, Decision)> {
     let pauses = snapshot.agent.pauses.iter();
-    let mut waiting: HashMap<_, _> =
-        pauses.map(|pause| (pause_id(&pause.tool_use.id, pause.turn), &pause.tool_use.id)).collect();
+    let mut waiting: Vec<_> = pauses.map(|pause| (pause_id(&pause.tool_use.id, pause.turn), pause)).collect();
+    let answer = exchanges(snapshot).last().and_then(PromptExchange::answer_id);
     let mut decisions = Vec::new();
-    for part in messages.iter().rev().flat_map(|message| message.parts.iter().rev()) {
-        let Some(approval) = part.get("approval") else { continue };
-        let Some(tool_use) = approval["id"].as_str().and_then(|id| waiting.remove(id)) else { continue };
-        let decision = match (part["state"].as_str(), approval["approved"].as_bool()) {
+    let parts =
+        messages.iter().rev().flat_map(|message| message.parts.iter().rev().map(move |part| (message, part)));
+    for (message, part) in parts {
+        if waiting.is_empty() {
+            break;
+        }
+        let (state, approval) = (part["state"].as_str(), &part["approval"]);
+        let is_cancelled = state == Some("output-error") && answer.as_ref() == Some(&message.id);
+        let is_named = |id: &str, pause: &PendingUse| match approval["id"].as_str() {
+            Some(own) => own == id,
+            None => is_cancelled && part["toolCallId"] == pause.call().as_str(),
+        };
+        let named: Vec<_> = waiting.extract_if(.., |(id, pause)| is_named(id, pause)).collect();
+        let decision = match (state, approval["approved"].as_bool()) {
             (Some("approval-responded"), Some(true)) => Decision::Execute,
             (Some("approval-responded"), Some(false)) => {
                 Decision::reject(approval["reason"].as_str().unwrap_or("The user denied this use."))
             }
+            _ if is_cancelled => {
+                Decision::reject(part["errorText"].as_str().unwrap_or("The user cancelled this use."))
+            }
             _ => continue,
         };
-        decisions.push((tool_use.clone(), decision));
+        decisions.extend(named.iter().map(|(_, pause)| (pause.tool_use.id.clone(), decision.clone())));
     }
     decisions.reverse();
     decisions
@@ -226,7 +242,12 @@ impl AiSdkPostedMessage {
             (base_id(&id) == RESULTS && id != RESULTS).then_some((id, message))
         });
         let (id, message) = known?;
-        message.tool_results().all(is_posted).then(|| PromptId::new(id))
+        // The results of the server's own tools are not the client's.
+        let uses = || exchange.rest.iter().flat_map(|entry| entry.message.tool_uses());
+        let is_own = |known: &&ToolResult| {
+            uses().any(|tool_use| tool_use.id == known.tool_use_id && tool_use.decided.is_some())
+        };
+        message.tool_results().filter(|known| !is_own(known)).all(is_posted).then(|| PromptId::new(id))
     }
 
     /// Reads the content of a user message. Parts of other kinds are ignored.

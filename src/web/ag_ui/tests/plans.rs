@@ -149,7 +149,6 @@ async fn answers_must_be_complete_and_valid() {
     for (answers, code) in [
         (json!([ok("a")]), "missing-answer"),
         (json!([ok("a"), ok("b"), ok("a")]), "invalid-answer"),
-        (json!([ok("a"), ok("b"), ok("c")]), "stale-decision"),
         (json!([ok("a"), { "interruptId": "b", "status": "resolved" }]), "invalid-answer"),
         (
             json!([ok("a"), { "interruptId": "b", "status": "resolved", "payload": { "approved": true, "editedArgs": 1 } }]),

@@ -3,13 +3,13 @@
 use serde_json::{Value, json};
 
 use super::rig::{
-    Client, LEVELS, ask, check, find, finish, fold, fold_onto, lasting, listed, listed_id, session,
-    session_of, types,
+    Client, LEVELS, ask, check, find, finish, fold, fold_onto, lasting, listed, listed_id, plan_all, session,
+    session_of, submit, types, user,
 };
 use crate::{
     agent::{AgentCallbacks, State},
-    message::ToolUse,
-    session::Session,
+    message::{ToolUse, ToolUseId},
+    session::{Session, SessionCommand},
     testing::{ScriptedProvider, Step},
     tool::{Decision, ToolContext, tool_fn},
     web::ui_messages::{AiSdkFrame, AiSdkRunToStream, AiSdkVersion},
@@ -112,6 +112,88 @@ async fn open_client_tool_ends_the_response_and_its_result_continues_the_message
         assert_eq!(all[1]["output"], json!({ "city": "Oslo" }));
         assert_eq!(all.last().unwrap()["text"], "You are in Oslo.");
         assert_eq!(all, listed(&session, level).await, "the list shows one message");
+    }
+}
+
+#[tokio::test]
+async fn step_with_a_client_tool_runs_the_other_tools_and_leaves_only_the_clients_open() {
+    for level in LEVELS {
+        let uses = Step::new()
+            .then_tool_use("d1", "delete", json!({ "zone": "a" }))
+            .then_tool_use("l1", "locate", json!({ "zone": "UTC" }))
+            .then_tool_use("c1", "clock", json!({ "zone": "UTC" }));
+        let session = session([uses.stop(), Step::text("Done.")]).await;
+        let mut parts = fold(&ask(&session, level, "u1").await);
+        let state = |parts: &[Value], id: &str| {
+            let part = parts.iter().find(|part| part["toolCallId"] == id && part.get("state").is_some());
+            part.unwrap()["state"].as_str().unwrap().to_owned()
+        };
+        assert_eq!(state(&parts, "l1"), "input-available", "the client alone answers its tool");
+        respond(&mut parts, "d1", true);
+        let frames = Client::post(&session, level, decisions(&parts)).await.unwrap().finish().await;
+        assert_eq!(finish(&frames)["finishReason"], "tool-calls");
+        let mut parts = fold_onto(parts, &frames);
+        let states = ["d1", "l1", "c1"].map(|id| state(&parts, id));
+        assert_eq!(states, ["output-available", "input-available", "output-available"]);
+
+        let own = parts.iter_mut().find(|part| part["toolCallId"] == "l1").unwrap();
+        own["state"] = "output-available".into();
+        own["output"] = "Oslo".into();
+        let frames = Client::post(&session, level, decisions(&parts)).await.unwrap().finish().await;
+        let all = fold_onto(parts, &frames);
+        assert_eq!(all.last().unwrap()["text"], "Done.");
+        assert_eq!(lasting(all), listed(&session, level).await);
+        let again = Client::post(&session, level, decisions(&listed(&session, level).await)).await;
+        assert!(again.is_ok(), "the same results get the same answer");
+    }
+}
+
+#[tokio::test]
+async fn message_behind_a_result_of_a_client_tool_is_sent_with_the_result() {
+    for level in LEVELS {
+        let steps = [Step::tool_use("l1", "locate", json!({ "zone": "UTC" })), Step::text("Cold.")];
+        let session = session(steps).await;
+        let mut parts = fold(&ask(&session, level, "u1").await);
+        let own = parts.iter_mut().find(|part| part["toolCallId"] == "l1").unwrap();
+        own["state"] = "output-available".into();
+        own["output"] = "Oslo".into();
+        let answer = json!({ "id": listed_id(&session).await, "role": "assistant", "parts": parts });
+        let body = submit(&[user("u1", "Hi"), answer], "u2", "And the weather?");
+        let frames = Client::post(&session, level, body).await.unwrap().finish().await;
+        assert_eq!(fold(&frames).last().unwrap()["text"], "Cold.");
+        let history = session.tree().await.unwrap().history().clone();
+        let prompt = history.get(2).unwrap();
+        assert_eq!(prompt.tool_results().map(|result| result.text()).collect::<Vec<_>>(), ["Oslo"]);
+        assert!(prompt.text().ends_with("And the weather?"), "{prompt:?}");
+    }
+}
+
+#[tokio::test]
+async fn message_in_place_of_a_decision_rejects_the_cancelled_calls_and_is_answered() {
+    for level in LEVELS {
+        let (session, frames) = paused(level).await;
+        let mut parts = fold(&frames);
+        for part in parts.iter_mut().filter(|part| part.get("toolCallId").is_some()) {
+            let part = part.as_object_mut().unwrap();
+            if part.remove("approval").is_some() && part["toolCallId"] != "c1" {
+                part.insert("state".into(), "output-error".into());
+                part.insert("errorText".into(), "Cancelled.".into());
+            }
+        }
+        let body = |id: &str| {
+            let answer = json!({ "id": id, "role": "assistant", "parts": parts });
+            submit(&[user("u1", "Hi"), answer], "u2", "Something else")
+        };
+        let snapshot = session.snapshot().await.unwrap();
+        let (commands, _) = plan_all(&snapshot, body("a-other")).unwrap();
+        assert_eq!(commands.len(), 1, "only the newest answer can cancel its calls");
+        let (commands, target) = plan_all(&snapshot, body(&listed_id(&session).await)).unwrap();
+        let [SessionCommand::Decide { decisions, .. }, SessionCommand::Run(_)] = &commands[..] else {
+            panic!("{commands:?}")
+        };
+        let reject = |id: &str| (ToolUseId::new(id), Decision::reject("Cancelled."));
+        assert_eq!(*decisions, [reject("d1"), reject("d2")]);
+        assert_eq!(target, AiSdkRunToStream::Prompt("u2".into()));
     }
 }
 

@@ -6,7 +6,7 @@ mod content;
 pub(super) use content::user_parts;
 
 use std::{
-    collections::{BTreeMap, HashSet, VecDeque},
+    collections::{BTreeMap, HashMap, HashSet, VecDeque},
     mem,
     sync::Arc,
 };
@@ -76,8 +76,8 @@ pub(super) struct AiSdkFrameWriter {
     pub(super) settings: AiSdkTranslationSettings,
     /// The frames that were not sent yet.
     pub(super) frames: VecDeque<AiSdkFrame>,
-    /// The names of the agent's tools. All other tools are dynamic.
-    tools: HashSet<String>,
+    /// The names of the agent's tools, and whether each has a handler. All other tools are dynamic.
+    tools: HashMap<String, bool>,
     /// The number of the step.
     step: u32,
     /// The id of the step's message.
@@ -94,7 +94,8 @@ pub(super) struct AiSdkFrameWriter {
 
 impl AiSdkFrameWriter {
     pub(super) fn new(settings: AiSdkTranslationSettings, snapshot: &SessionSnapshot) -> Self {
-        let tools = snapshot.agent.state.tools.iter().map(|tool| tool.name.clone()).collect();
+        let tools =
+            snapshot.agent.state.tools.iter().map(|tool| (tool.name.clone(), tool.has_handler)).collect();
         Self { settings, tools, ..Self::default() }
     }
 
@@ -354,7 +355,7 @@ impl AiSdkFrameWriter {
 
     fn tool_frame(&self, kind: &str, id: &ToolUseId, name: &str) -> AiSdkFrame {
         let mut frame = json!({ "type": kind, "toolCallId": id, "toolName": name });
-        if !self.tools.contains(name) {
+        if !self.tools.contains_key(name) {
             frame["dynamic"] = true.into();
         }
         frame

@@ -88,8 +88,10 @@ impl AiSdkFrameWriter {
             return;
         }
         for index in 0..self.uses.len() {
-            let AiSdkStreamedToolUse { id, state, is_asked, decided, .. } = &mut self.uses[index];
-            if *state == AiSdkToolUseState::Available && !mem::replace(is_asked, true) {
+            let AiSdkStreamedToolUse { id, name, state, is_asked, decided, .. } = &mut self.uses[index];
+            // The client may already have added the output of its own tool.
+            let is_clients = self.tools.get(name) == Some(&false);
+            if *state == AiSdkToolUseState::Available && !is_clients && !mem::replace(is_asked, true) {
                 let (id, approved) = (id.clone(), decided.unwrap_or(true));
                 // A later step can have a pause about a tool use with the same id.
                 let answer = self.message.as_ref().map(MessageId::to_string).unwrap_or_default();

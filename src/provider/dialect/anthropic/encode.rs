@@ -79,7 +79,9 @@ pub(super) fn encode(request: &Request, block_binding: bool) -> Result<Encoded, 
     encoder.tools(request);
     encoder.tool_choice(request, thinking.on);
     let marked = encoder.breakpoints();
-    encoder.out.set("messages", content::messages(request, &names, encoder.cache, marked, kept)?);
+    let fills = encoder.traits.needs_thinking && encoder.thinking_type().is_none_or(|kind| kind != "disabled");
+    let messages = content::messages(request, &names, encoder.cache, marked, kept, fills)?;
+    encoder.out.set("messages", messages);
     encoder.container(&request.history);
     encoder.sampling(thinking.on);
     encoder.stop_sequences();

@@ -80,6 +80,7 @@ mod mapping;
 mod model;
 #[cfg(feature = "http")]
 mod moonshot;
+mod moonshot_schemas;
 mod ollama;
 mod ollama_decode;
 mod ollama_encode;

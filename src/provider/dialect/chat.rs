@@ -82,6 +82,8 @@ pub struct ChatCompletions {
     call_members: Map<String, Value>,
     /// Whether the rules of Mistral's models for tool calls are obeyed.
     mistral_calls: bool,
+    /// Whether the schemas of tools are rewritten to the form that Moonshot accepts.
+    moonshot_schemas: bool,
     /// The service whose built-in rules for individual models apply.
     service: Option<&'static str>,
     rules: Option<fn(&str, Self) -> Self>,
@@ -112,6 +114,7 @@ impl Default for ChatCompletions {
             tool_members: Map::new(),
             call_members: Map::new(),
             mistral_calls: false,
+            moonshot_schemas: false,
             service: None,
             rules: None,
         }
@@ -194,6 +197,11 @@ impl ChatCompletions {
         /// stands between tool results and the next user message, so a placeholder is added there. By default, these
         /// rules apply to models whose ids name them.
         pub fn with_mistral_calls(self) { self.mistral_calls = true }
+
+        /// Rewrites the input schemas of tools to the subset of JSON Schema that Moonshot accepts, which it calls
+        /// Moonshot Flavored JSON Schema. A rewritten schema may accept more, and each input is still validated with
+        /// the original schema. By default, only the schemas for models whose ids name them are rewritten.
+        pub fn with_moonshot_schemas(self) { self.moonshot_schemas = true }
 
         /// Adds a member to each request body. The added member replaces a member of the same name that the wire format
         /// itself writes.
@@ -288,6 +296,7 @@ struct ChatDeviationRule {
     tool_members: Map<String, Value>,
     call_members: Map<String, Value>,
     mistral_calls: bool,
+    moonshot_schemas: bool,
 }
 
 #[derive(Deserialize)]
@@ -324,6 +333,7 @@ impl ChatDeviationRule {
         chat.tool_members.extend(self.tool_members.clone());
         chat.call_members.extend(self.call_members.clone());
         chat.mistral_calls |= self.mistral_calls;
+        chat.moonshot_schemas |= self.moonshot_schemas;
     }
 }
 

@@ -4,6 +4,10 @@
 //! and servers of open models do not show the schema to their models. OpenAI and Gemini reject lists whose `items` are
 //! missing. OpenAI and Anthropic reject the `items` of earlier drafts, which are a list of schemas.
 
+mod moonshot;
+
+pub(super) use moonshot::moonshot_schema;
+
 use std::{collections::HashSet, fmt::Write as _};
 
 use serde_json::{Map, Value, json};
@@ -36,7 +40,7 @@ fn as_object(schema: &Value) -> Option<Value> {
             && !REFUSED.iter().any(|key| map.contains_key(*key))
     };
     let object = match schema {
-        Value::Object(map) if !is_plain(map) => flat(schema, map),
+        Value::Object(map) if !is_plain(map) => flat(schema),
         _ => None,
     };
     let lists = incomplete_lists(object.as_ref().unwrap_or(schema));
@@ -104,9 +108,15 @@ fn complete_list(list: &mut Map<String, Value>) {
 
 /// Returns the schema with all properties at the top level. Returns `None` if a reference cannot be resolved, because
 /// its target cannot be included.
-fn flat(root: &Value, map: &Map<String, Value>) -> Option<Value> {
-    let members = members(root, root).unwrap_or_default();
-    let mut out = resolved(root, map)?;
+fn flat(root: &Value) -> Option<Value> {
+    Some(with_targets(root, flattened(root, root)?.into()))
+}
+
+/// Returns a schema of the document `root` with all properties at its top level, like [`flat`]. References keep their
+/// targets in the document.
+fn flattened(root: &Value, schema: &Value) -> Option<Map<String, Value>> {
+    let members = members(root, schema).unwrap_or_default();
+    let mut out = resolved(root, schema.as_object()?)?;
     let words = SchemaKeywordDescription::on(root, &out);
     out.retain(|key, _| !REFUSED.contains(&key.as_str()));
     out.insert("type".to_owned(), "object".into());
@@ -119,7 +129,7 @@ fn flat(root: &Value, map: &Map<String, Value>) -> Option<Value> {
     } else {
         out.insert("required".to_owned(), members.required.into());
     }
-    Some(with_targets(root, out.into()))
+    Some(out)
 }
 
 /// Returns the schema. If the schema is a reference, returns its target together with the keywords next to the

@@ -441,6 +441,7 @@ impl Endpoint {
             .with_tool_choices(ToolChoices::Unforced)
             .with_files(Files::ImageData)
             .without_metadata()
+            .with_moonshot_schemas()
             .of_service("moonshot");
         Self::custom("moonshot", "https://api.moonshot.ai", chat)
             .with_key_variable("MOONSHOT_API_KEY")

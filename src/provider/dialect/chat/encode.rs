@@ -18,7 +18,7 @@ use crate::{
             },
             names::{NAME_LIMIT, ToolNames, hash},
             output::{self, JsonObjectOrSchema},
-            tool_schema::tool_schema,
+            tool_schema::{moonshot_schema, tool_schema},
         },
     },
 };
@@ -126,6 +126,7 @@ impl ChatEncoder<'_> {
         let names = &self.names;
         let tools = self.request.tools.iter().map(|tool| {
             let (name, schema) = (names.get(tool.name()), tool_schema(tool.schema()));
+            let schema = if self.chat.moonshot_schemas { &moonshot_schema(schema) } else { schema };
             json!({
                 "type": "function",
                 "function": {"name": name, "description": tool.description(), "parameters": schema},

@@ -459,6 +459,28 @@ fn encode_reasoning_is_sent_back_only_if_enabled_and_only_to_its_own_format() {
 }
 
 #[test]
+fn encode_answers_without_reasoning_get_a_blank_one_if_they_call_or_could_call_tools() {
+    let chat = ChatCompletions::default().with_reasoning(ReasoningReturn::ContentWithCalls);
+    let call = ToolUse::new("a", "weather", json!({}));
+    let result = Content::from(ToolResult::ok(&call, "rain"));
+    let history = History::from_iter([
+        Message::user("Hi"),
+        Message::assistant("Hello."),
+        Message::user("Weather?"),
+        Message::assistant([Content::from(call)]),
+        Message::user([result]),
+    ]);
+    let reasoning = |request: &Request| {
+        let messages = encode(&chat, request)["messages"].clone();
+        [1, 3].map(|number: usize| messages[number].get("reasoning_content").cloned())
+    };
+    let request = Request::new(history);
+    let blank = Some(json!(" "));
+    assert_eq!(reasoning(&request), [None, blank.clone()]);
+    assert_eq!(reasoning(&request.with_tools(weather())), [blank.clone(), blank]);
+}
+
+#[test]
 fn encode_opaque_item_of_the_own_format_adds_its_members_to_the_message() {
     let item = |data: Value| Content::from(ProviderItem::new("chat_completions".to_owned(), data));
     let message = Message::assistant([

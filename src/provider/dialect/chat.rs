@@ -78,7 +78,8 @@ pub struct ChatCompletions {
     tools_beside_effort: bool,
     members: Map<String, Value>,
     tool_members: Map<String, Value>,
-    /// Members that are added to each assistant message with tool calls that does not have them.
+    /// Members that are added to each assistant message that does not have them, if the message has tool calls or the
+    /// request has tools.
     call_members: Map<String, Value>,
     /// Whether the rules of Mistral's models for tool calls are obeyed.
     mistral_calls: bool,
@@ -417,9 +418,9 @@ pub enum ReasoningReturn {
     Never,
     /// The text of the reasoning, in the member `reasoning_content` of the assistant message.
     Content,
-    /// Like [`Content`](Self::Content), but messages that call tools and have no reasoning get a blank text as their
-    /// reasoning. Moonshot and DeepSeek reject a conversation without this text, even if another service began the
-    /// conversation.
+    /// Like [`Content`](Self::Content), but messages without reasoning get a blank text as their reasoning if they call
+    /// tools, or if the request has tools. Moonshot and DeepSeek reject a conversation without this text, even if
+    /// another service began the conversation.
     ContentWithCalls,
     /// The opaque entries of the member `reasoning_details`, collected from the response. OpenRouter requires them. The
     /// `annotations` of the response are sent back too, so that the service need not read a file again.

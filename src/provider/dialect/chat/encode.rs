@@ -373,19 +373,24 @@ impl<'a> ChatEncoder<'a> {
         let mut out = Map::new();
         out.insert("role".to_owned(), Value::from("assistant"));
         out.insert("content".to_owned(), content.unwrap_or(Value::Null));
+        // DeepSeek requires the reasoning of each message if the request has tools:
+        // <https://api-docs.deepseek.com/guides/thinking_mode>.
+        let needs_reasoning = !calls.is_empty() || !self.request.tools.is_empty();
         match self.chat.reasoning {
             ReasoningReturn::Content | ReasoningReturn::ContentWithCalls if !reasoning.is_empty() => {
                 out.insert("reasoning_content".to_owned(), reasoning.join("\n\n").into());
             }
-            // These services require reasoning in a message with calls, and treat an empty text as missing. Therefore,
-            // a message without reasoning gets a space.
-            ReasoningReturn::ContentWithCalls if !calls.is_empty() => {
+            // These services require reasoning, and treat an empty text as missing. Therefore, a message without
+            // reasoning gets a space.
+            ReasoningReturn::ContentWithCalls if needs_reasoning => {
                 out.insert("reasoning_content".to_owned(), " ".into());
             }
             _ => {}
         }
         if !calls.is_empty() {
             out.insert("tool_calls".to_owned(), Value::Array(calls));
+        }
+        if needs_reasoning {
             out.extend(self.chat.call_members.clone());
         }
         out.extend(extra);

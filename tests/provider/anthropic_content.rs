@@ -125,6 +125,36 @@ fn encode_answers_without_thinking_get_a_blank_one_for_models_that_need_it() {
 }
 
 #[test]
+fn encode_turn_that_began_without_thinking_gets_no_budget() {
+    let body = |model: &str, began: Message, next: &[Message]| {
+        let history = [Message::user("a"), began, Message::user(vec![ToolResult::ok("a", "look", "seen")])];
+        let request = Request::new(history.into_iter().chain(next.iter().cloned()).collect::<History>());
+        let encoded = encode(request.with_options(Options::default().with_thinking(ThinkingMode::Budget(2000))), model);
+        (encoded.body.get("thinking").map(|thinking| thinking["type"].clone()), encoded.warnings.len())
+    };
+    let asked = |thinking: Option<Content>| {
+        let content = thinking.into_iter().chain([Content::from(tool_use("a"))]);
+        written_by("anthropic_messages", Message::assistant(content.collect::<Vec<_>>()))
+    };
+    let enabled = |kind: &str| Some(json!(kind));
+    let signed = || thinking("hm", Some("sig"), None);
+    for model in ["claude-sonnet-4-5", "claude-3-7-sonnet-latest", "claude-opus-4-6"] {
+        assert_eq!(body(model, asked(None), &[]), (None, 1), "{model}");
+        assert_eq!(body(model, asked(Some(thinking("unsigned", None, None))), &[]), (None, 1), "{model}");
+        assert_eq!(body(model, asked(Some(signed())), &[]), (enabled("enabled"), 0), "{model}");
+        assert_eq!(body(model, asked(Some(thinking("", None, Some("data")))), &[]), (enabled("enabled"), 0));
+        // The next turn begins with thinking.
+        let next = [Message::assistant("b"), Message::user("c")];
+        assert_eq!(body(model, asked(None), &next), (enabled("enabled"), 0), "{model}");
+    }
+    let foreign = written_by("openai_responses", asked(Some(signed())));
+    assert_eq!(body("claude-sonnet-4-5", foreign, &[]), (None, 1));
+    // Models that think adaptively, and models of others, don't require it.
+    assert_eq!(body("claude-opus-4-8", asked(None), &[]), (enabled("adaptive"), 1));
+    assert_eq!(body("glm-5", asked(None), &[]), (enabled("enabled"), 0));
+}
+
+#[test]
 fn encode_thinking_is_sent_back_signed_and_only_to_its_own_format() {
     let content = || {
         vec![

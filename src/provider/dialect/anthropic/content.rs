@@ -7,7 +7,7 @@ use serde_json::{Map, Value, json};
 use super::NAME;
 use crate::{
     message::{
-        Attachment, Content, History, Message, ResultBlock, Role, Source, ToolResult, ToolUse, ToolUseId,
+        Attachment, Content, History, Message, ResultBlock, Role, Source, Thinking, ToolResult, ToolUse, ToolUseId,
     },
     provider::{
         ProviderError, Request,
@@ -71,6 +71,22 @@ impl KeptThinking {
             Self::None => usize::MAX,
         }
     }
+}
+
+/// Returns whether the turn in flight has answers, but no thinking that is sent back, for example because a model of
+/// another service began the turn. Claude then rejects a thinking budget: "a final `assistant` message must start with
+/// a thinking block".
+pub(super) fn is_open_without_thinking(request: &Request) -> bool {
+    let start = KeptThinking::Open.start(&request.history);
+    let mut answers = request.history.iter().skip(start).filter(|message| message.role == Role::Assistant).peekable();
+    let is_sent = |content: &Content| match content {
+        Content::Thinking(Thinking { redacted, signature, .. }) => {
+            [redacted, signature].into_iter().flatten().any(|payload| !payload.is_empty())
+        }
+        _ => false,
+    };
+    answers.peek().is_some()
+        && !answers.any(|answer| answer.is_native_to(NAME) && answer.content.iter().any(is_sent))
 }
 
 /// The number of cache breakpoints that the service accepts in a request:

@@ -71,7 +71,7 @@ pub(super) fn encode(request: &Request, block_binding: bool) -> Result<Encoded, 
         out: Encoded::default(),
     };
     encoder.out.set("model", &*request.model);
-    let thinking = encoder.thinking();
+    let thinking = encoder.thinking(encoding::is_strict(request) && content::is_open_without_thinking(request));
     encoder.show_thinking();
     let kept = encoder.unbind_thinking(block_binding);
     encoder.out.set("stream", true);
@@ -110,8 +110,9 @@ struct AnthropicThinkingChoice {
 }
 
 impl AnthropicEncoder<'_> {
-    /// Sets `thinking`. The output limit may lower its budget later.
-    fn thinking(&mut self) -> AnthropicThinkingChoice {
+    /// Sets `thinking`. The output limit may lower its budget later. `is_late` indicates whether the turn in flight began
+    /// without thinking, so that no budget is accepted before the next turn.
+    fn thinking(&mut self, is_late: bool) -> AnthropicThinkingChoice {
         let AnthropicTraits { thinking, off, .. } = *self.traits;
         let mut decided = AnthropicThinkingChoice::default();
         match self.options.thinking() {
@@ -151,6 +152,10 @@ impl AnthropicEncoder<'_> {
             }
         }
         if let Some(budget) = decided.budget {
+            if is_late {
+                self.out.warn("`thinking` is ignored in this turn: the turn began without thinking");
+                return AnthropicThinkingChoice::default();
+            }
             decided.on = true;
             self.out.set("thinking", json!({"type": "enabled", "budget_tokens": budget}));
         } else if decided.effort.is_some() && self.options.thinking().is_some_and(ThinkingMode::is_on) {

@@ -104,6 +104,12 @@ const BODIES: &[(u16, &str, ProviderErrorKind, bool, &str)] = &[
     (400, r#"{"error":{"code":400,"message":"Input length 301574 exceeds the maximum allowed input length of 262112 tokens."}}"#, ContextTooLong, false, "301574"),
     (400, r#"{"error":{"code":"InvalidParameter","message":"Total tokens of image and text exceed max message tokens. Request id: 0217"}}"#, ContextTooLong, false, "0217"),
     (400, r#"{"error":{"message":"Input Tokens Exceeded: Number of input tokens exceeds maximum length. Please update the input to try again."}}"#, ContextTooLong, false, "update"),
+    (413, r#"{"error":{"code":"tokens_limit_reached","message":"Request body too large for gpt-4o model. Max size: 8000 tokens.","details":"Request body too large for gpt-4o model. Max size: 8000 tokens."}}"#, ContextTooLong, false, "8000"),
+    (400, r#"{"error":{"message":"Requested generation length 1 is not possible! The provided prompt is 4309 tokens long, so generating 1 tokens requires a sequence length of 4310, but the maximum supported sequence length is just 4096!"}}"#, ContextTooLong, false, "4096"),
+    (400, r#"{"error":{"message":"total message size 2100954 exceeds limit 2097152","type":"invalid_request_error"}}"#, ContextTooLong, false, "2097152"),
+    (401, r#"{"error":{"message":"Your current plan supports only 256K context","type":"authentication_error"}}"#, ContextTooLong, false, "256K"),
+    (400, r#"{"message":"Too many input tokens. Max input tokens: 8192, request input token count: 9279"}"#, ContextTooLong, false, "9279"),
+    (400, r#"{"message":"The request is refused.","reason":"CONTENT_LENGTH_EXCEEDS_THRESHOLD"}"#, ContextTooLong, false, "refused"),
     (429, r#"{"error":{"message":"Too many tokens, please wait before trying again."}}"#, RateLimit, true, "wait"),
     (400, r#"{"error":{"message":"max_tokens (200000) exceeds the maximum of 64000"}}"#, InvalidRequest, false, "64000"),
     // Error replies that do not have the usual envelope `{"error": {…}}`.

@@ -268,6 +268,10 @@ impl ErrorReport {
         if refused && self.words.iter().any(|word| word == "modelerror") {
             return ProviderErrorKind::InvalidRequest;
         }
+        // Kimi Code sends this with status 401 if the user's plan includes only a part of the model's context.
+        if message.contains("supports only") && message.contains("k context") {
+            return ProviderErrorKind::ContextTooLong;
+        }
         let may_be_request = matches!(status, None | Some(..=400 | 413 | 422 | 500..));
         let waits = self.retry_after.is_some() || message.contains("per min");
         let is_short = waits && status != Some(402) && self.names_quota();
@@ -294,6 +298,9 @@ const TELLING_WORDS: &[(&str, ProviderErrorKind)] = &[
     ("contextlength", ProviderErrorKind::ContextTooLong),
     ("contextwindow", ProviderErrorKind::ContextTooLong),
     ("contextsize", ProviderErrorKind::ContextTooLong),
+    // GitHub Models, and Amazon's Kiro.
+    ("tokenslimitreached", ProviderErrorKind::ContextTooLong),
+    ("contentlengthexceeds", ProviderErrorKind::ContextTooLong),
     // In this list, the words for rate limits come before the words for quotas, because Alibaba's
     // `Throttling.RateQuota` is a rate limit.
     ("throttl", ProviderErrorKind::RateLimit),
@@ -397,6 +404,11 @@ const TOO_LONG: &[(&str, ProviderErrorKind)] = &[
     ("maximum allowed input length", ProviderErrorKind::ContextTooLong),
     ("exceed max message tokens", ProviderErrorKind::ContextTooLong),
     ("number of input tokens exceeds maximum length", ProviderErrorKind::ContextTooLong),
+    ("too many input tokens", ProviderErrorKind::ContextTooLong),
+    // SambaNova.
+    ("maximum supported sequence length", ProviderErrorKind::ContextTooLong),
+    // Moonshot counts the bytes of the messages only, so the limit is one on the conversation.
+    ("total message size", ProviderErrorKind::ContextTooLong),
 ];
 
 fn find(rules: &[(&str, ProviderErrorKind)], message: &str) -> Option<ProviderErrorKind> {

@@ -49,6 +49,28 @@ fn offered(schema: &Value) -> Value {
 }
 
 #[test]
+fn tool_without_a_description_is_never_sent_with_a_blank_one() {
+    let formats: [(&dyn Dialect, &str); 5] = [
+        (&ChatCompletions::openai(), "/tools/0/function/description"),
+        (&OpenAiResponses::openai(), "/tools/0/description"),
+        (&AnthropicMessages::default(), "/tools/0/description"),
+        (&OllamaChat::default(), "/tools/0/function/description"),
+        (&GoogleGemini::default(), "/tools/0/functionDeclarations/0/description"),
+    ];
+    for (description, sent) in [("", "draw"), (" \n", "draw"), (" Draws.", " Draws.")] {
+        let tools = tools(&[("draw", description, json!({"type": "object"}))]);
+        let mut request = Request::prompt("Hi").with_tools(tools);
+        request.model = "m".into();
+        for (format, place) in formats {
+            let body = Value::Object(format.encode(&request).unwrap().body);
+            // Anthropic's format allows a tool without a description.
+            let expected = Some(sent).filter(|_| format.name() != "anthropic_messages" || sent != "draw");
+            assert_eq!(body.pointer(place).and_then(Value::as_str), expected, "{}", format.name());
+        }
+    }
+}
+
+#[test]
 fn object_with_properties_is_sent_unchanged() {
     let schema = json!({"properties": {"x": {"anyOf": [{"type": "string"}, {"$ref": "#/$defs/y"}]}}, "type": "object",
         "$defs": {"y": {"oneOf": [{"type": "integer"}]}}, "required": ["x"], "additionalProperties": false});

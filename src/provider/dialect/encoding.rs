@@ -1,5 +1,7 @@
 //! Parts that the encoders of several wire formats share.
 
+use std::borrow::Cow;
+
 use base64::{
     Engine,
     alphabet::STANDARD,
@@ -17,6 +19,7 @@ use crate::{
         catalogue::{ModelTraits, OpenAiTraits},
     },
     setters::setters,
+    tool::Tool,
 };
 
 /// The limit that has room for the thinking and the answer. Thinking counts towards the limit.
@@ -325,6 +328,13 @@ pub(super) fn is_strict(request: &Request) -> bool {
         || name.ends_with("/auto")
         || traits.messages.sampling != unknown.messages.sampling
         || traits.openai != unknown.openai
+}
+
+/// Returns a tool's description. A blank description is replaced by the tool's name, because Amazon Bedrock and gateways
+/// to it reject an empty one, and some of them a missing one too.
+pub(super) fn description(tool: &dyn Tool) -> Cow<'_, str> {
+    let description = tool.description();
+    if description.trim().is_empty() { tool.name().into() } else { description }
 }
 
 /// Returns whether a tool choice forces the use of a tool.

@@ -129,7 +129,7 @@ impl ChatEncoder<'_> {
             let schema = if self.chat.moonshot_schemas { &moonshot_schema(schema) } else { schema };
             json!({
                 "type": "function",
-                "function": {"name": name, "description": tool.description(), "parameters": schema},
+                "function": {"name": name, "description": encoding::description(&**tool), "parameters": schema},
             })
         });
         let tools: Vec<Value> = tools.collect();

@@ -110,7 +110,7 @@ impl ResponsesEncoder<'_> {
             let (name, schema) = (names.get(tool.name()), tool_schema(tool.schema()));
             // Turn off `strict`, which is the service's default and would require every property.
             json!({
-                "type": "function", "name": name, "description": tool.description(),
+                "type": "function", "name": name, "description": encoding::description(&**tool),
                 "parameters": schema, "strict": false,
             })
         });

@@ -610,6 +610,30 @@ fn encode_schema_of_mutually_recursive_types_stays_small() {
 }
 
 #[test]
+fn encode_effort_for_a_mistral_model_is_one_that_it_has() {
+    let sent = |model: &str, chat: &ChatCompletions, mode: ThinkingMode| {
+        let mut request = Request::prompt("Hi").with_options(Options::default().with_thinking(mode));
+        request.model = model.into();
+        let encoded = chat.encode(&request).unwrap();
+        let effort = encoded.body.get("reasoning_effort").and_then(Value::as_str).map(str::to_owned);
+        (effort.unwrap_or_default(), encoded.warnings.len())
+    };
+    let chat = ChatCompletions::default();
+    for model in ["mistral-small-latest", "mistralai/mistral-medium-3-5", "magistral-small-2509"] {
+        assert_eq!(sent(model, &chat, Effort::Medium.into()), ("high".to_owned(), 1), "{model}");
+        assert_eq!(sent(model, &chat, Effort::High.into()), ("high".to_owned(), 0), "{model}");
+        assert_eq!(sent(model, &chat, ThinkingMode::Off), ("none".to_owned(), 0), "{model}");
+    }
+    assert_eq!(sent("magistral-medium-latest", &chat, Effort::Medium.into()), (String::new(), 1));
+    for model in ["mistral-large-4-0", "devstral-small-2", "m"] {
+        assert_eq!(sent(model, &chat, Effort::Medium.into()), ("medium".to_owned(), 0), "{model}");
+    }
+    // What the application sets takes precedence.
+    let chat = chat.with_thinking(ThinkingField::Effort(EffortWords::OPENAI));
+    assert_eq!(sent("mistral-small-latest", &chat, Effort::Medium.into()), ("medium".to_owned(), 0));
+}
+
+#[test]
 fn encode_for_a_mistral_model_shortens_ids_and_separates_results_from_user_messages() {
     let calls = ["call_1", "abcDEF123"].map(|id| ToolUse::new(id, "weather", json!({})));
     let results = calls.iter().map(|call| Content::from(ToolResult::ok(call, "ok")));

@@ -323,7 +323,10 @@ fn model_rule(service: &str, model: &str) -> Option<&'static ChatDeviationRule> 
 impl ChatDeviationRule {
     fn set(&self, chat: &mut ChatCompletions) {
         chat.output = self.output.unwrap_or(chat.output);
-        chat.thinking = self.thinking.unwrap_or(chat.thinking);
+        // A rule does not replace what the application has set.
+        if chat.thinking == ThinkingField::default() {
+            chat.thinking = self.thinking.unwrap_or_default();
+        }
         chat.reasoning = self.reasoning.unwrap_or(chat.reasoning);
         chat.cache = self.cache.unwrap_or(chat.cache);
         chat.sampling = self.sampling.unwrap_or(chat.sampling);

@@ -326,6 +326,47 @@ fn list_without_items_is_sent_with_items() {
     assert_eq!(offered["definitions"]["a"], json!({"anyOf": [list, part]}));
 }
 
+#[test]
+fn keywords_of_earlier_drafts_are_sent_in_their_present_form() {
+    let sent = offered(&json!({
+        "$schema": "http://json-schema.org/draft-04/schema#",
+        "id": "http://example.com/tool",
+        "type": "object",
+        "properties": {
+            "above": {"type": "integer", "minimum": 1, "exclusiveMinimum": true},
+            "to": {"type": "integer", "maximum": 9, "exclusiveMaximum": false},
+            "same": {"$ref": "http://example.com/tool#/properties/above"},
+        },
+    }));
+    assert_eq!(
+        sent,
+        json!({
+            "type": "object",
+            "properties": {
+                "above": {"type": "integer", "exclusiveMinimum": 1},
+                "to": {"type": "integer", "maximum": 9},
+                "same": {"$ref": "http://example.com/tool#/properties/above"},
+            },
+            "$id": "http://example.com/tool",
+        })
+    );
+    let seven = json!({
+        "$schema": "http://json-schema.org/draft-07/schema#",
+        "$id": "http://example.com/tool",
+        "type": "object",
+        "properties": {
+            "a": {"$id": "#/properties/a", "type": "boolean"},
+            "$id": {"type": "string"},
+            "list": {"type": "array", "items": [{"$id": "#/properties/list/items/0", "type": "string"}]},
+        },
+    });
+    let sent = offered(&seven);
+    assert_eq!(sent["properties"]["a"], json!({"type": "boolean"}));
+    assert_eq!(sent["properties"]["$id"], json!({"type": "string"}));
+    assert_eq!(sent["properties"]["list"]["prefixItems"], json!([{"type": "string"}]));
+    assert_eq!(sent["$id"], seven["$id"]);
+}
+
 /// Draft 7 has tuples as lists of `items`, and TypeScript's generators refer to an earlier part of a tuple.
 #[test]
 fn reference_into_a_tuple_leads_to_the_same_schema() {

@@ -407,6 +407,10 @@ const TOO_LONG: &[(&str, ProviderErrorKind)] = &[
     ("too many input tokens", ProviderErrorKind::ContextTooLong),
     // SambaNova.
     ("maximum supported sequence length", ProviderErrorKind::ContextTooLong),
+    // Anthropic limits the images of a request, and their sizes if there are many. A compaction removes older images.
+    ("too much media", ProviderErrorKind::ContextTooLong),
+    ("too many images and documents", ProviderErrorKind::ContextTooLong),
+    ("max allowed size for many-image requests", ProviderErrorKind::ContextTooLong),
     // Moonshot counts the bytes of the messages only, so the limit is one on the conversation.
     ("total message size", ProviderErrorKind::ContextTooLong),
 ];

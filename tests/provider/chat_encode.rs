@@ -610,6 +610,36 @@ fn encode_schema_of_mutually_recursive_types_stays_small() {
 }
 
 #[test]
+fn encode_message_with_more_calls_than_the_service_accepts_is_split() {
+    let encoded = |count: usize| {
+        let calls: Vec<ToolUse> =
+            (0..count).map(|number| ToolUse::new(format!("c{number}"), "weather", json!({}))).collect();
+        let results = calls.iter().rev().map(|call| Content::from(ToolResult::ok(call, "ok")));
+        let results: Vec<Content> = results.chain(["And?".into()]).collect();
+        let asked = [Content::from("Wait.")].into_iter().chain(calls.into_iter().map(Content::from));
+        messages([Message::user("Hi"), Message::assistant(asked.collect::<Vec<_>>()), Message::user(results)])
+    };
+    for (count, parts) in [(128, vec![128]), (129, vec![128, 1]), (300, vec![128, 128, 44])] {
+        let sent = encoded(count);
+        let sent = sent.as_array().unwrap();
+        let mut messages = sent[1..].iter();
+        let mut number = 0;
+        for (index, part) in parts.into_iter().enumerate() {
+            let asked = messages.next().unwrap();
+            assert_eq!(asked["content"], if index == 0 { json!("Wait.") } else { Value::Null });
+            let calls = asked["tool_calls"].as_array().unwrap().iter().map(|call| call["id"].as_str().unwrap());
+            let mut ids: Vec<String> = (number..number + part).map(|number| format!("c{number}")).collect();
+            assert_eq!(calls.collect::<Vec<_>>(), ids);
+            number += part;
+            ids.reverse();
+            let results = messages.by_ref().take(part).map(|result| result["tool_call_id"].as_str().unwrap());
+            assert_eq!(results.collect::<Vec<_>>(), ids);
+        }
+        assert_eq!(messages.map(|message| &message["content"]).collect::<Vec<_>>(), ["And?"]);
+    }
+}
+
+#[test]
 fn encode_effort_for_a_mistral_model_is_one_that_it_has() {
     let sent = |model: &str, chat: &ChatCompletions, mode: ThinkingMode| {
         let mut request = Request::prompt("Hi").with_options(Options::default().with_thinking(mode));

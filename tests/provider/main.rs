@@ -129,6 +129,8 @@ mod tool_schemas;
 #[cfg(feature = "http")]
 mod unread;
 #[cfg(feature = "http")]
+mod unverified;
+#[cfg(feature = "http")]
 mod usage_reports;
 #[cfg(feature = "http")]
 mod wires;

@@ -55,6 +55,14 @@ pub(crate) fn from_event(data: &str) -> ProviderError {
     from_value(&error).with_body(data)
 }
 
+/// Returns whether the service has refused private data of earlier answers, because it can't verify the data.
+#[cfg(feature = "http")]
+pub(crate) fn is_unverified(error: &ProviderError) -> bool {
+    let text = error.message.to_lowercase().replace('`', "");
+    error.kind == ProviderErrorKind::InvalidRequest
+        && UNVERIFIED.iter().any(|parts| parts.iter().all(|part| text.contains(part)))
+}
+
 /// Returns whether an `error` member reports an error. Some servers also send this member for a success, with a value
 /// such as null.
 pub(crate) fn is_error(error: &Value) -> bool {
@@ -413,6 +421,18 @@ const TOO_LONG: &[(&str, ProviderErrorKind)] = &[
     ("max allowed size for many-image requests", ProviderErrorKind::ContextTooLong),
     // Moonshot counts the bytes of the messages only, so the limit is one on the conversation.
     ("total message size", ProviderErrorKind::ContextTooLong),
+];
+
+/// Parts of messages about signatures and encrypted reasoning that a service can't verify. The first is that of OpenAI, the
+/// next two are those of Anthropic, and the others are those of Google.
+#[cfg(feature = "http")]
+const UNVERIFIED: &[[&str; 2]] = &[
+    ["encrypted content", "could not be"],
+    ["invalid signature in", "thinking block"],
+    ["redacted_thinking blocks", "cannot be modified"],
+    ["corrupted", "thought signature"],
+    ["invalid", "thought signature"],
+    ["thought signature", "is not valid"],
 ];
 
 fn find(rules: &[(&str, ProviderErrorKind)], message: &str) -> Option<ProviderErrorKind> {

@@ -70,6 +70,7 @@ pub(in crate::provider) use traits::{
 /// | | `sampling` | `"any"`, `"both"` (from 0 to 1), `"one"` parameter at a time, `"fixed"` |
 /// | | `forced_tools`, `structured_output` | `true` or `false` |
 /// | | `bound_thinking`: thinking is only valid after the content that preceded it | `true` or `false` |
+/// | | `needs_thinking`: earlier answers without thinking are rejected, so they are sent with a blank one | `true` or `false` |
 /// | `openai` (Chat Completions, Responses) | `efforts`, sorted | of `"minimal"`, `"low"`, `"medium"`, `"high"`, `"max"`; `[]` if the model does not reason |
 /// | | `off`: reasoning can be turned off | `true` or `false` |
 /// | | `max_in_responses`: Responses has an effort above `xhigh` | `true` or `false` |

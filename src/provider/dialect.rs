@@ -25,7 +25,7 @@ pub(in crate::provider) use encoding::mention;
 pub(crate) use encoding::room;
 pub use encoding::{EffortWords, placeholder};
 #[cfg(feature = "http")]
-pub(crate) use error::{is_error, with_wait};
+pub(crate) use error::{is_error, is_unverified, with_wait};
 pub use gemini::GoogleGemini;
 pub use ollama::OllamaChat;
 pub(in crate::provider) use responses::is_commentary;

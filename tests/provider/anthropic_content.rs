@@ -78,6 +78,83 @@ fn encode_final_assistant_text_loses_trailing_white_space() {
 }
 
 #[test]
+fn encode_unsigned_thinking_is_sent_back_to_models_other_than_claude() {
+    let history = || {
+        let content: Vec<Content> = vec![thinking("unsigned", None, None), tool_use("a").into()];
+        let result = Message::user(vec![ToolResult::ok("a", "look", "seen")]);
+        [Message::user("a"), written_by("anthropic_messages", Message::assistant(content)), result]
+    };
+    let sent = |model: &str| {
+        let request = Request::new(history().into_iter().collect::<History>());
+        encode(request, model).body["messages"][1]["content"].as_array().unwrap().clone()
+    };
+    let unsigned = json!({"type": "thinking", "thinking": "unsigned", "signature": ""});
+    for model in ["glm-5", "kimi-for-coding", "mimo-v2.5-pro", "MiniMax-M3", "deepseek-v4-pro"] {
+        let content = sent(model);
+        assert_eq!((content.len(), &content[0]), (2, &unsigned), "{model}");
+    }
+    for model in ["claude-sonnet-4-5", "my/claude", "best/auto"] {
+        assert_eq!(sent(model).len(), 1, "{model}");
+    }
+}
+
+#[test]
+fn encode_answers_without_thinking_get_a_blank_one_for_models_that_need_it() {
+    let blank = json!({"type": "thinking", "thinking": " ", "signature": ""});
+    let thinks = |model: &str, options: Options| {
+        let answers = [Message::user("a"), Message::assistant("b"), Message::user("c")];
+        let foreign: Vec<Content> = vec![thinking("foreign", Some("sig"), None), tool_use("a").into()];
+        let results = [
+            written_by("openai_responses", Message::assistant(foreign)),
+            Message::user(vec![ToolResult::ok("a", "look", "seen")]),
+        ];
+        let request = Request::new(answers.into_iter().chain(results).collect::<History>());
+        let body = encode(request.with_options(options), model).body;
+        [1, 3].map(|number| body["messages"][number]["content"][0] == blank)
+    };
+    let off = || Options::default().with_thinking(ThinkingMode::Off);
+    let on = || Options::default().with_thinking(ThinkingMode::Budget(2000));
+    for model in ["deepseek-v4-pro", "deepseek/deepseek-flash", "mimo-v2.5", "kimi-k2.6"] {
+        assert_eq!(thinks(model, Options::default()), [true; 2], "{model}");
+        assert_eq!(thinks(model, on()), [true; 2], "{model}");
+        assert_eq!(thinks(model, off()), [false; 2], "{model}");
+    }
+    for model in ["glm-5", "claude-haiku-4-5"] {
+        assert_eq!(thinks(model, on()), [false; 2], "{model}");
+    }
+}
+
+#[test]
+fn encode_turn_that_began_without_thinking_gets_no_budget() {
+    let body = |model: &str, began: Message, next: &[Message]| {
+        let history = [Message::user("a"), began, Message::user(vec![ToolResult::ok("a", "look", "seen")])];
+        let request = Request::new(history.into_iter().chain(next.iter().cloned()).collect::<History>());
+        let encoded = encode(request.with_options(Options::default().with_thinking(ThinkingMode::Budget(2000))), model);
+        (encoded.body.get("thinking").map(|thinking| thinking["type"].clone()), encoded.warnings.len())
+    };
+    let asked = |thinking: Option<Content>| {
+        let content = thinking.into_iter().chain([Content::from(tool_use("a"))]);
+        written_by("anthropic_messages", Message::assistant(content.collect::<Vec<_>>()))
+    };
+    let enabled = |kind: &str| Some(json!(kind));
+    let signed = || thinking("hm", Some("sig"), None);
+    for model in ["claude-sonnet-4-5", "claude-3-7-sonnet-latest", "claude-opus-4-6"] {
+        assert_eq!(body(model, asked(None), &[]), (None, 1), "{model}");
+        assert_eq!(body(model, asked(Some(thinking("unsigned", None, None))), &[]), (None, 1), "{model}");
+        assert_eq!(body(model, asked(Some(signed())), &[]), (enabled("enabled"), 0), "{model}");
+        assert_eq!(body(model, asked(Some(thinking("", None, Some("data")))), &[]), (enabled("enabled"), 0));
+        // The next turn begins with thinking.
+        let next = [Message::assistant("b"), Message::user("c")];
+        assert_eq!(body(model, asked(None), &next), (enabled("enabled"), 0), "{model}");
+    }
+    let foreign = written_by("openai_responses", asked(Some(signed())));
+    assert_eq!(body("claude-sonnet-4-5", foreign, &[]), (None, 1));
+    // Models that think adaptively, and models of others, don't require it.
+    assert_eq!(body("claude-opus-4-8", asked(None), &[]), (enabled("adaptive"), 1));
+    assert_eq!(body("glm-5", asked(None), &[]), (enabled("enabled"), 0));
+}
+
+#[test]
 fn encode_thinking_is_sent_back_signed_and_only_to_its_own_format() {
     let content = || {
         vec![

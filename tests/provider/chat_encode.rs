@@ -459,6 +459,28 @@ fn encode_reasoning_is_sent_back_only_if_enabled_and_only_to_its_own_format() {
 }
 
 #[test]
+fn encode_answers_without_reasoning_get_a_blank_one_if_they_call_or_could_call_tools() {
+    let chat = ChatCompletions::default().with_reasoning(ReasoningReturn::ContentWithCalls);
+    let call = ToolUse::new("a", "weather", json!({}));
+    let result = Content::from(ToolResult::ok(&call, "rain"));
+    let history = History::from_iter([
+        Message::user("Hi"),
+        Message::assistant("Hello."),
+        Message::user("Weather?"),
+        Message::assistant([Content::from(call)]),
+        Message::user([result]),
+    ]);
+    let reasoning = |request: &Request| {
+        let messages = encode(&chat, request)["messages"].clone();
+        [1, 3].map(|number: usize| messages[number].get("reasoning_content").cloned())
+    };
+    let request = Request::new(history);
+    let blank = Some(json!(" "));
+    assert_eq!(reasoning(&request), [None, blank.clone()]);
+    assert_eq!(reasoning(&request.with_tools(weather())), [blank.clone(), blank]);
+}
+
+#[test]
 fn encode_opaque_item_of_the_own_format_adds_its_members_to_the_message() {
     let item = |data: Value| Content::from(ProviderItem::new("chat_completions".to_owned(), data));
     let message = Message::assistant([
@@ -585,6 +607,60 @@ fn encode_schema_of_mutually_recursive_types_stays_small() {
     let (format, _) = output(&ChatCompletions::openai(), &schema);
     let text = format.to_string();
     assert!(text.len() < 2_000_000, "{} bytes", text.len());
+}
+
+#[test]
+fn encode_message_with_more_calls_than_the_service_accepts_is_split() {
+    let encoded = |count: usize| {
+        let calls: Vec<ToolUse> =
+            (0..count).map(|number| ToolUse::new(format!("c{number}"), "weather", json!({}))).collect();
+        let results = calls.iter().rev().map(|call| Content::from(ToolResult::ok(call, "ok")));
+        let results: Vec<Content> = results.chain(["And?".into()]).collect();
+        let asked = [Content::from("Wait.")].into_iter().chain(calls.into_iter().map(Content::from));
+        messages([Message::user("Hi"), Message::assistant(asked.collect::<Vec<_>>()), Message::user(results)])
+    };
+    for (count, parts) in [(128, vec![128]), (129, vec![128, 1]), (300, vec![128, 128, 44])] {
+        let sent = encoded(count);
+        let sent = sent.as_array().unwrap();
+        let mut messages = sent[1..].iter();
+        let mut number = 0;
+        for (index, part) in parts.into_iter().enumerate() {
+            let asked = messages.next().unwrap();
+            assert_eq!(asked["content"], if index == 0 { json!("Wait.") } else { Value::Null });
+            let calls = asked["tool_calls"].as_array().unwrap().iter().map(|call| call["id"].as_str().unwrap());
+            let mut ids: Vec<String> = (number..number + part).map(|number| format!("c{number}")).collect();
+            assert_eq!(calls.collect::<Vec<_>>(), ids);
+            number += part;
+            ids.reverse();
+            let results = messages.by_ref().take(part).map(|result| result["tool_call_id"].as_str().unwrap());
+            assert_eq!(results.collect::<Vec<_>>(), ids);
+        }
+        assert_eq!(messages.map(|message| &message["content"]).collect::<Vec<_>>(), ["And?"]);
+    }
+}
+
+#[test]
+fn encode_effort_for_a_mistral_model_is_one_that_it_has() {
+    let sent = |model: &str, chat: &ChatCompletions, mode: ThinkingMode| {
+        let mut request = Request::prompt("Hi").with_options(Options::default().with_thinking(mode));
+        request.model = model.into();
+        let encoded = chat.encode(&request).unwrap();
+        let effort = encoded.body.get("reasoning_effort").and_then(Value::as_str).map(str::to_owned);
+        (effort.unwrap_or_default(), encoded.warnings.len())
+    };
+    let chat = ChatCompletions::default();
+    for model in ["mistral-small-latest", "mistralai/mistral-medium-3-5", "magistral-small-2509"] {
+        assert_eq!(sent(model, &chat, Effort::Medium.into()), ("high".to_owned(), 1), "{model}");
+        assert_eq!(sent(model, &chat, Effort::High.into()), ("high".to_owned(), 0), "{model}");
+        assert_eq!(sent(model, &chat, ThinkingMode::Off), ("none".to_owned(), 0), "{model}");
+    }
+    assert_eq!(sent("magistral-medium-latest", &chat, Effort::Medium.into()), (String::new(), 1));
+    for model in ["mistral-large-4-0", "devstral-small-2", "m"] {
+        assert_eq!(sent(model, &chat, Effort::Medium.into()), ("medium".to_owned(), 0), "{model}");
+    }
+    // What the application sets takes precedence.
+    let chat = chat.with_thinking(ThinkingField::Effort(EffortWords::OPENAI));
+    assert_eq!(sent("mistral-small-latest", &chat, Effort::Medium.into()), ("medium".to_owned(), 0));
 }
 
 #[test]

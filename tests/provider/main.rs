@@ -80,6 +80,7 @@ mod mapping;
 mod model;
 #[cfg(feature = "http")]
 mod moonshot;
+mod moonshot_schemas;
 mod ollama;
 mod ollama_decode;
 mod ollama_encode;
@@ -127,6 +128,8 @@ mod tool_names;
 mod tool_schemas;
 #[cfg(feature = "http")]
 mod unread;
+#[cfg(feature = "http")]
+mod unverified;
 #[cfg(feature = "http")]
 mod usage_reports;
 #[cfg(feature = "http")]

@@ -270,6 +270,14 @@ async fn call_without_reasoning_is_sent_back_to_deepseek_with_an_empty_list() {
         let (sent, _) = body(&Endpoint::openrouter(), model, history(message)).await;
         assert_eq!(sent["messages"][1].get("reasoning_details"), details.as_ref(), "{model}");
     }
+    // If the request has tools, an answer without calls needs the list too.
+    let text = History::from_iter([Message::user("Hi"), Message::assistant("Hallo"), Message::user("Wetter?")]);
+    let declared = [("weather", "", json!({"type": "object"}))];
+    for (declared, details) in [(&declared[..], Some(json!([]))), (&[], None)] {
+        let request = Request::new(text.clone()).with_tools(tools(declared));
+        let (sent, _) = body(&Endpoint::openrouter(), "deepseek/deepseek-v4-pro", request).await;
+        assert_eq!(sent["messages"][1].get("reasoning_details"), details.as_ref());
+    }
     // The entries of an answer are kept too.
     let detail = json!({"content": "Ja", "reasoning_details": [entry]});
     let reply = chunks(&[

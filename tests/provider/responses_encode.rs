@@ -552,6 +552,30 @@ fn encode_reasoning_is_sent_back_in_the_form_of_the_service() {
 }
 
 #[test]
+fn encode_ids_that_the_service_refuses_are_omitted_and_their_items_are_kept() {
+    let long = "x".repeat(416);
+    let kept = |item: &Value| Content::from(ProviderItem::new("openai_responses", item.clone()));
+    for (id, is_kept) in [("rs_1-A", true), (&long[..64], true), (&long[..65], false), (&long, false), ("a+/=", false)] {
+        let reasoning = json!({"type": "reasoning", "id": id, "summary": [], "encrypted_content": "ZW5j"});
+        let search = json!({"type": "web_search_call", "id": id, "status": "completed", "action": {"type": "search"}});
+        let mut message = reasoned(reasoning.clone(), "Yes.");
+        message.content.push(kept(&search));
+        let sent = plain([message]);
+        for (mut item, sent) in [(reasoning, &sent[0]), (search, &sent[2])] {
+            if !is_kept {
+                item.as_object_mut().unwrap().shift_remove("id");
+            }
+            assert_eq!(sent, &item);
+        }
+    }
+    // The answer of the application refers to this id.
+    let asked = json!({"type": "mcp_approval_request", "id": long, "name": "n", "server_label": "s", "arguments": "{}"});
+    let answer = json!({"type": "mcp_approval_response", "approval_request_id": long, "approve": true});
+    let sent = plain([Message::assistant([kept(&asked)]), Message::user([kept(&answer)])]);
+    assert_eq!(sent, json!([asked, answer]));
+}
+
+#[test]
 fn encode_reasoning_is_omitted_for_a_model_that_does_not_reason() {
     let item = json!({"type": "reasoning", "id": "rs_1", "summary": [], "encrypted_content": "ZW5j"});
     for (model, kinds) in [("gpt-4.1", &["message"][..]), ("gpt-5.2", &["reasoning", "message"])] {

@@ -49,6 +49,28 @@ fn offered(schema: &Value) -> Value {
 }
 
 #[test]
+fn tool_without_a_description_is_never_sent_with_a_blank_one() {
+    let formats: [(&dyn Dialect, &str); 5] = [
+        (&ChatCompletions::openai(), "/tools/0/function/description"),
+        (&OpenAiResponses::openai(), "/tools/0/description"),
+        (&AnthropicMessages::default(), "/tools/0/description"),
+        (&OllamaChat::default(), "/tools/0/function/description"),
+        (&GoogleGemini::default(), "/tools/0/functionDeclarations/0/description"),
+    ];
+    for (description, sent) in [("", "draw"), (" \n", "draw"), (" Draws.", " Draws.")] {
+        let tools = tools(&[("draw", description, json!({"type": "object"}))]);
+        let mut request = Request::prompt("Hi").with_tools(tools);
+        request.model = "m".into();
+        for (format, place) in formats {
+            let body = Value::Object(format.encode(&request).unwrap().body);
+            // Anthropic's format allows a tool without a description.
+            let expected = Some(sent).filter(|_| format.name() != "anthropic_messages" || sent != "draw");
+            assert_eq!(body.pointer(place).and_then(Value::as_str), expected, "{}", format.name());
+        }
+    }
+}
+
+#[test]
 fn object_with_properties_is_sent_unchanged() {
     let schema = json!({"properties": {"x": {"anyOf": [{"type": "string"}, {"$ref": "#/$defs/y"}]}}, "type": "object",
         "$defs": {"y": {"oneOf": [{"type": "integer"}]}}, "required": ["x"], "additionalProperties": false});
@@ -302,6 +324,47 @@ fn list_without_items_is_sent_with_items() {
         })
     );
     assert_eq!(offered["definitions"]["a"], json!({"anyOf": [list, part]}));
+}
+
+#[test]
+fn keywords_of_earlier_drafts_are_sent_in_their_present_form() {
+    let sent = offered(&json!({
+        "$schema": "http://json-schema.org/draft-04/schema#",
+        "id": "http://example.com/tool",
+        "type": "object",
+        "properties": {
+            "above": {"type": "integer", "minimum": 1, "exclusiveMinimum": true},
+            "to": {"type": "integer", "maximum": 9, "exclusiveMaximum": false},
+            "same": {"$ref": "http://example.com/tool#/properties/above"},
+        },
+    }));
+    assert_eq!(
+        sent,
+        json!({
+            "type": "object",
+            "properties": {
+                "above": {"type": "integer", "exclusiveMinimum": 1},
+                "to": {"type": "integer", "maximum": 9},
+                "same": {"$ref": "http://example.com/tool#/properties/above"},
+            },
+            "$id": "http://example.com/tool",
+        })
+    );
+    let seven = json!({
+        "$schema": "http://json-schema.org/draft-07/schema#",
+        "$id": "http://example.com/tool",
+        "type": "object",
+        "properties": {
+            "a": {"$id": "#/properties/a", "type": "boolean"},
+            "$id": {"type": "string"},
+            "list": {"type": "array", "items": [{"$id": "#/properties/list/items/0", "type": "string"}]},
+        },
+    });
+    let sent = offered(&seven);
+    assert_eq!(sent["properties"]["a"], json!({"type": "boolean"}));
+    assert_eq!(sent["properties"]["$id"], json!({"type": "string"}));
+    assert_eq!(sent["properties"]["list"]["prefixItems"], json!([{"type": "string"}]));
+    assert_eq!(sent["$id"], seven["$id"]);
 }
 
 /// Draft 7 has tuples as lists of `items`, and TypeScript's generators refer to an earlier part of a tuple.

@@ -4,6 +4,8 @@
 //! - Claude: <https://platform.claude.com/docs/en/build-with-claude/extended-thinking> and the pages `adaptive-thinking`,
 //!   `effort`, `preserved-thinking` and `structured-outputs` next to it, and the migration guides under
 //!   <https://platform.claude.com/docs/en/models>.
+//! - Other models in the Messages API: <https://api-docs.deepseek.com/guides/thinking_mode> and
+//!   <https://platform.xiaomimimo.com/docs/en-US/usage-guide/passing-back-reasoning_content>.
 //! - OpenAI: <https://developers.openai.com/api/docs/guides/reasoning>,
 //!   <https://developers.openai.com/api/docs/guides/latest-model> for the parameters of GPT-5 and later and for the
 //!   place of instructions since GPT-6.2,
@@ -57,6 +59,8 @@ pub(in crate::provider) struct AnthropicTraits {
     /// Whether the model's thinking is valid only after the same system prompt, tools and messages as those for which
     /// it was produced.
     pub(in crate::provider) bound_thinking: bool,
+    /// Whether the model rejects earlier answers without thinking while it thinks. It accepts a blank text as thinking.
+    pub(in crate::provider) needs_thinking: bool,
 }
 
 /// How thinking is requested from a model in Anthropic's Messages API.

@@ -78,10 +78,13 @@ pub struct ChatCompletions {
     tools_beside_effort: bool,
     members: Map<String, Value>,
     tool_members: Map<String, Value>,
-    /// Members that are added to each assistant message with tool calls that does not have them.
+    /// Members that are added to each assistant message that does not have them, if the message has tool calls or the
+    /// request has tools.
     call_members: Map<String, Value>,
     /// Whether the rules of Mistral's models for tool calls are obeyed.
     mistral_calls: bool,
+    /// Whether the schemas of tools are rewritten to the form that Moonshot accepts.
+    moonshot_schemas: bool,
     /// The service whose built-in rules for individual models apply.
     service: Option<&'static str>,
     rules: Option<fn(&str, Self) -> Self>,
@@ -112,6 +115,7 @@ impl Default for ChatCompletions {
             tool_members: Map::new(),
             call_members: Map::new(),
             mistral_calls: false,
+            moonshot_schemas: false,
             service: None,
             rules: None,
         }
@@ -194,6 +198,11 @@ impl ChatCompletions {
         /// stands between tool results and the next user message, so a placeholder is added there. By default, these
         /// rules apply to models whose ids name them.
         pub fn with_mistral_calls(self) { self.mistral_calls = true }
+
+        /// Rewrites the input schemas of tools to the subset of JSON Schema that Moonshot accepts, which it calls
+        /// Moonshot Flavored JSON Schema. A rewritten schema may accept more, and each input is still validated with
+        /// the original schema. By default, only the schemas for models whose ids name them are rewritten.
+        pub fn with_moonshot_schemas(self) { self.moonshot_schemas = true }
 
         /// Adds a member to each request body. The added member replaces a member of the same name that the wire format
         /// itself writes.
@@ -288,6 +297,7 @@ struct ChatDeviationRule {
     tool_members: Map<String, Value>,
     call_members: Map<String, Value>,
     mistral_calls: bool,
+    moonshot_schemas: bool,
 }
 
 #[derive(Deserialize)]
@@ -313,7 +323,10 @@ fn model_rule(service: &str, model: &str) -> Option<&'static ChatDeviationRule> 
 impl ChatDeviationRule {
     fn set(&self, chat: &mut ChatCompletions) {
         chat.output = self.output.unwrap_or(chat.output);
-        chat.thinking = self.thinking.unwrap_or(chat.thinking);
+        // A rule does not replace what the application has set.
+        if chat.thinking == ThinkingField::default() {
+            chat.thinking = self.thinking.unwrap_or_default();
+        }
         chat.reasoning = self.reasoning.unwrap_or(chat.reasoning);
         chat.cache = self.cache.unwrap_or(chat.cache);
         chat.sampling = self.sampling.unwrap_or(chat.sampling);
@@ -324,6 +337,7 @@ impl ChatDeviationRule {
         chat.tool_members.extend(self.tool_members.clone());
         chat.call_members.extend(self.call_members.clone());
         chat.mistral_calls |= self.mistral_calls;
+        chat.moonshot_schemas |= self.moonshot_schemas;
     }
 }
 
@@ -407,9 +421,9 @@ pub enum ReasoningReturn {
     Never,
     /// The text of the reasoning, in the member `reasoning_content` of the assistant message.
     Content,
-    /// Like [`Content`](Self::Content), but messages that call tools and have no reasoning get a blank text as their
-    /// reasoning. Moonshot and DeepSeek reject a conversation without this text, even if another service began the
-    /// conversation.
+    /// Like [`Content`](Self::Content), but messages without reasoning get a blank text as their reasoning if they call
+    /// tools, or if the request has tools. Moonshot and DeepSeek reject a conversation without this text, even if
+    /// another service began the conversation.
     ContentWithCalls,
     /// The opaque entries of the member `reasoning_details`, collected from the response. OpenRouter requires them. The
     /// `annotations` of the response are sent back too, so that the service need not read a file again.

@@ -1,5 +1,7 @@
 //! Parts that the encoders of several wire formats share.
 
+use std::borrow::Cow;
+
 use base64::{
     Engine,
     alphabet::STANDARD,
@@ -17,6 +19,7 @@ use crate::{
         catalogue::{ModelTraits, OpenAiTraits},
     },
     setters::setters,
+    tool::Tool,
 };
 
 /// The limit that has room for the thinking and the answer. Thinking counts towards the limit.
@@ -313,14 +316,25 @@ pub(super) fn input_text(tool_use: &ToolUse) -> String {
 /// OpenAI's models reject the ids of other models, so their requests keep no ids: a gateway may offer all of them under
 /// names of its own, or choose between them.
 pub(super) fn keeps_ids(request: &Request, message: &Message, format: &str) -> bool {
+    !is_strict(request) && message.provider_data.contains_key(format)
+}
+
+/// Returns whether the model of the request may be Claude or one of OpenAI's models, which check what is sent back.
+pub(super) fn is_strict(request: &Request) -> bool {
     let (traits, unknown) = (request.traits(), ModelTraits::unknown());
     let name = request.model.to_ascii_lowercase();
     let is_named = name.contains("claude") || name.contains("gpt-") && !name.contains("gpt-oss");
-    let is_strict = is_named
+    is_named
         || name.ends_with("/auto")
-        || traits.messages != unknown.messages
-        || traits.openai != unknown.openai;
-    !is_strict && message.provider_data.contains_key(format)
+        || traits.messages.sampling != unknown.messages.sampling
+        || traits.openai != unknown.openai
+}
+
+/// Returns a tool's description. A blank description is replaced by the tool's name, because Amazon Bedrock and gateways
+/// to it reject an empty one, and some of them a missing one too.
+pub(super) fn description(tool: &dyn Tool) -> Cow<'_, str> {
+    let description = tool.description();
+    if description.trim().is_empty() { tool.name().into() } else { description }
 }
 
 /// Returns whether a tool choice forces the use of a tool.

@@ -55,6 +55,14 @@ pub(crate) fn from_event(data: &str) -> ProviderError {
     from_value(&error).with_body(data)
 }
 
+/// Returns whether the service has refused private data of earlier answers, because it can't verify the data.
+#[cfg(feature = "http")]
+pub(crate) fn is_unverified(error: &ProviderError) -> bool {
+    let text = error.message.to_lowercase().replace('`', "");
+    error.kind == ProviderErrorKind::InvalidRequest
+        && UNVERIFIED.iter().any(|parts| parts.iter().all(|part| text.contains(part)))
+}
+
 /// Returns whether an `error` member reports an error. Some servers also send this member for a success, with a value
 /// such as null.
 pub(crate) fn is_error(error: &Value) -> bool {
@@ -268,6 +276,10 @@ impl ErrorReport {
         if refused && self.words.iter().any(|word| word == "modelerror") {
             return ProviderErrorKind::InvalidRequest;
         }
+        // Kimi Code sends this with status 401 if the user's plan includes only a part of the model's context.
+        if message.contains("supports only") && message.contains("k context") {
+            return ProviderErrorKind::ContextTooLong;
+        }
         let may_be_request = matches!(status, None | Some(..=400 | 413 | 422 | 500..));
         let waits = self.retry_after.is_some() || message.contains("per min");
         let is_short = waits && status != Some(402) && self.names_quota();
@@ -294,6 +306,9 @@ const TELLING_WORDS: &[(&str, ProviderErrorKind)] = &[
     ("contextlength", ProviderErrorKind::ContextTooLong),
     ("contextwindow", ProviderErrorKind::ContextTooLong),
     ("contextsize", ProviderErrorKind::ContextTooLong),
+    // GitHub Models, and Amazon's Kiro.
+    ("tokenslimitreached", ProviderErrorKind::ContextTooLong),
+    ("contentlengthexceeds", ProviderErrorKind::ContextTooLong),
     // In this list, the words for rate limits come before the words for quotas, because Alibaba's
     // `Throttling.RateQuota` is a rate limit.
     ("throttl", ProviderErrorKind::RateLimit),
@@ -397,6 +412,27 @@ const TOO_LONG: &[(&str, ProviderErrorKind)] = &[
     ("maximum allowed input length", ProviderErrorKind::ContextTooLong),
     ("exceed max message tokens", ProviderErrorKind::ContextTooLong),
     ("number of input tokens exceeds maximum length", ProviderErrorKind::ContextTooLong),
+    ("too many input tokens", ProviderErrorKind::ContextTooLong),
+    // SambaNova.
+    ("maximum supported sequence length", ProviderErrorKind::ContextTooLong),
+    // Anthropic limits the images of a request, and their sizes if there are many. A compaction removes older images.
+    ("too much media", ProviderErrorKind::ContextTooLong),
+    ("too many images and documents", ProviderErrorKind::ContextTooLong),
+    ("max allowed size for many-image requests", ProviderErrorKind::ContextTooLong),
+    // Moonshot counts the bytes of the messages only, so the limit is one on the conversation.
+    ("total message size", ProviderErrorKind::ContextTooLong),
+];
+
+/// Parts of messages about signatures and encrypted reasoning that a service can't verify. The first is that of OpenAI, the
+/// next two are those of Anthropic, and the others are those of Google.
+#[cfg(feature = "http")]
+const UNVERIFIED: &[[&str; 2]] = &[
+    ["encrypted content", "could not be"],
+    ["invalid signature in", "thinking block"],
+    ["redacted_thinking blocks", "cannot be modified"],
+    ["corrupted", "thought signature"],
+    ["invalid", "thought signature"],
+    ["thought signature", "is not valid"],
 ];
 
 fn find(rules: &[(&str, ProviderErrorKind)], message: &str) -> Option<ProviderErrorKind> {

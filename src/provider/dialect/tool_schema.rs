@@ -4,6 +4,10 @@
 //! and servers of open models do not show the schema to their models. OpenAI and Gemini reject lists whose `items` are
 //! missing. OpenAI and Anthropic reject the `items` of earlier drafts, which are a list of schemas.
 
+mod moonshot;
+
+pub(super) use moonshot::moonshot_schema;
+
 use std::{collections::HashSet, fmt::Write as _};
 
 use serde_json::{Map, Value, json};
@@ -30,13 +34,56 @@ pub(super) fn tool_schema(schema: &Schema) -> &Value {
 }
 
 fn as_object(schema: &Value) -> Option<Value> {
+    let newer = modernised(schema);
+    as_complete_object(newer.as_ref().unwrap_or(schema)).or(newer)
+}
+
+/// Returns the schema without the keywords of earlier drafts that the current draft does not allow. Anthropic accepts only
+/// schemas of the current draft. Returns `None` if the schema has no such keywords.
+fn modernised(schema: &Value) -> Option<Value> {
+    const BOUNDS: [(&str, &str); 2] = [("exclusiveMinimum", "minimum"), ("exclusiveMaximum", "maximum")];
+    let has_old_id = |map: &Map<String, Value>| {
+        let fragment = map.get("$id").and_then(Value::as_str).and_then(|id| id.split_once('#'));
+        fragment.is_some_and(|(_, fragment)| !fragment.is_empty())
+    };
+    let is_flag = |value: Option<&Value>| value.is_some_and(Value::is_boolean);
+    let found = places(schema, |map| has_old_id(map) || BOUNDS.iter().any(|(flag, _)| is_flag(map.get(*flag))));
+    if found.is_empty() {
+        return None;
+    }
+    let mut newer = schema.clone();
+    for path in found {
+        let Some(Value::Object(map)) = newer.pointer_mut(&path) else { continue };
+        if has_old_id(map) {
+            map.shift_remove("$id");
+        }
+        for (flag, bound) in BOUNDS {
+            // A flag makes the bound exclusive.
+            if is_flag(map.get(flag)) {
+                let is_set = map.shift_remove(flag) == Some(Value::Bool(true));
+                let bound = if is_set { map.shift_remove(bound) } else { None };
+                map.extend(bound.map(|bound| (flag.to_owned(), bound)));
+            }
+        }
+    }
+    if let Value::Object(map) = &mut newer
+        && map.get("$schema").and_then(Value::as_str).is_some_and(|draft| draft.contains("draft-04"))
+    {
+        map.shift_remove("$schema");
+        let id = map.shift_remove("id").filter(Value::is_string);
+        map.extend(id.map(|id| ("$id".to_owned(), id)));
+    }
+    Some(newer)
+}
+
+fn as_complete_object(schema: &Value) -> Option<Value> {
     let is_plain = |map: &Map<String, Value>| {
         map.get("type").is_some_and(|kind| kind == "object")
             && map.get("properties").is_some_and(Value::is_object)
             && !REFUSED.iter().any(|key| map.contains_key(*key))
     };
     let object = match schema {
-        Value::Object(map) if !is_plain(map) => flat(schema, map),
+        Value::Object(map) if !is_plain(map) => flat(schema),
         _ => None,
     };
     let lists = incomplete_lists(object.as_ref().unwrap_or(schema));
@@ -69,13 +116,17 @@ fn as_object(schema: &Value) -> Option<Value> {
     Some(object)
 }
 
-/// Returns the JSON pointers to the lists whose `items` not every service accepts. A list comes after the lists that it
-/// contains.
+/// Returns the JSON pointers to the lists whose `items` not every service accepts.
 fn incomplete_lists(schema: &Value) -> Vec<String> {
-    let is_incomplete = |map: &Map<String, Value>| match map.get("items") {
+    places(schema, |map| match map.get("items") {
         None => includes_type(map, "array") == Some(true),
         Some(items) => items.is_array() || items.is_boolean(),
-    };
+    })
+}
+
+/// Returns the JSON pointers to the schemas for which `is_wanted` returns true. A schema comes after the schemas that it
+/// contains.
+fn places(schema: &Value, is_wanted: impl Fn(&Map<String, Value>) -> bool) -> Vec<String> {
     let mut found = Vec::new();
     let mut open = vec![(String::new(), schema)];
     while let Some((path, schema)) = open.pop() {
@@ -84,7 +135,7 @@ fn incomplete_lists(schema: &Value) -> Vec<String> {
             let parts = subschemas(keyword, value).into_iter();
             open.extend(parts.map(|(step, part)| (path.clone() + &step.pointer(keyword), part)));
         }
-        if is_incomplete(map) {
+        if is_wanted(map) {
             found.push(path);
         }
     }
@@ -104,9 +155,15 @@ fn complete_list(list: &mut Map<String, Value>) {
 
 /// Returns the schema with all properties at the top level. Returns `None` if a reference cannot be resolved, because
 /// its target cannot be included.
-fn flat(root: &Value, map: &Map<String, Value>) -> Option<Value> {
-    let members = members(root, root).unwrap_or_default();
-    let mut out = resolved(root, map)?;
+fn flat(root: &Value) -> Option<Value> {
+    Some(with_targets(root, flattened(root, root)?.into()))
+}
+
+/// Returns a schema of the document `root` with all properties at its top level, like [`flat`]. References keep their
+/// targets in the document.
+fn flattened(root: &Value, schema: &Value) -> Option<Map<String, Value>> {
+    let members = members(root, schema).unwrap_or_default();
+    let mut out = resolved(root, schema.as_object()?)?;
     let words = SchemaKeywordDescription::on(root, &out);
     out.retain(|key, _| !REFUSED.contains(&key.as_str()));
     out.insert("type".to_owned(), "object".into());
@@ -119,7 +176,7 @@ fn flat(root: &Value, map: &Map<String, Value>) -> Option<Value> {
     } else {
         out.insert("required".to_owned(), members.required.into());
     }
-    Some(with_targets(root, out.into()))
+    Some(out)
 }
 
 /// Returns the schema. If the schema is a reference, returns its target together with the keywords next to the

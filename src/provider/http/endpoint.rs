@@ -23,7 +23,7 @@ use crate::{
     provider::{
         Delta, DeltaStream, Provider, ProviderError, ProviderErrorKind, Request, RequestContext, Secret,
         SecretMatchMode,
-        dialect::{Dialect, Encoded, Framing},
+        dialect::{Dialect, Encoded, Framing, is_unverified},
         secret::KeySource,
     },
     setters::setters,
@@ -52,6 +52,12 @@ pub(super) type DeltaHook = Arc<dyn Fn(&mut Vec<Delta>) -> Result<(), ProviderEr
 /// assert_eq!(registry.model("local:any-model")?.id().as_ref(), "any-model");
 /// # Ok::<(), omni_agent::provider::RegistryError>(())
 /// ```
+///
+/// # Private data of earlier answers
+///
+/// Signatures, encrypted reasoning and other data that only a service understands are sent back only to the endpoint of
+/// the same [name](Self::with_name). If the service refuses them because it can't verify them, for example after a change
+/// of the key, the region or the deployment, the request is sent once more without them, and a warning reports it.
 ///
 /// # Errors of a stream
 ///
@@ -257,6 +263,30 @@ impl Provider for Endpoint {
     }
 
     async fn stream(&self, request: Request, context: RequestContext) -> Result<DeltaStream, ProviderError> {
+        let spare = origin::without_private_parts(&request, self.format(&request).dialect.name());
+        match (self.send(request, &context, None).await, spare) {
+            (Err(error), Some(spare)) if is_unverified(&error) => {
+                tracing::warn!(provider = self.name, %error, "the request is repeated without private data");
+                let warning = format!(
+                    "signatures and encrypted reasoning of earlier answers are left out: {} can't verify them; \
+                     they may be those of another key, region or deployment",
+                    self.name
+                );
+                self.send(spare, &context, Some(warning)).await
+            }
+            (sent, _) => sent,
+        }
+    }
+}
+
+impl Endpoint {
+    /// Sends a request. `warning` is added to the warnings of its response.
+    async fn send(
+        &self,
+        request: Request,
+        context: &RequestContext,
+        warning: Option<String>,
+    ) -> Result<DeltaStream, ProviderError> {
         let format = self.format(&request);
         let dialect = &*format.dialect;
         let url = self.url(dialect, &request)?;
@@ -264,8 +294,9 @@ impl Provider for Endpoint {
         let (mut headers, mut secrets) = self.headers(format, &request)?;
         secrets.extend(query_secrets(&url));
         let error_context = ExchangeErrorScrubber::new(secrets);
-        let Encoded { body, warnings } =
+        let Encoded { body, mut warnings } =
             self.encode(dialect, &request).map_err(|error| error_context.error_context(error))?;
+        warnings.extend(warning);
         demand(&mut headers, dialect, &body)?;
         let body = serde_json::to_vec(&body).map_err(|error| {
             ProviderError::new(ProviderErrorKind::InvalidRequest, "the request can't be written as JSON")

@@ -4,6 +4,9 @@
 //! with the same wire format may reject it. Therefore, each response is marked with its service, and messages of other
 //! services are sent without these parts. The history keeps all parts.
 //!
+//! The same service may be unable to verify the parts too, if the application now uses another key, region or deployment
+//! under the same name. The request is then repeated without them.
+//!
 //! A message without a mark counts as written by the service that receives it. Such a message may come from a history
 //! that an earlier version stored.
 
@@ -50,6 +53,39 @@ pub(super) fn for_service<'a>(request: &'a Request, service: &str, format: &str)
         })
         .collect();
     Cow::Owned(request)
+}
+
+/// Returns the request as if no service could use the parts of its messages that are private to the wire format `format`.
+/// Returns `None` if it has no such parts.
+pub(super) fn without_private_parts(request: &Request, format: &str) -> Option<Request> {
+    if !request.history.iter().any(|message| has_private_parts(message, format)) {
+        return None;
+    }
+    let mut request = request.clone();
+    request.history = request
+        .history
+        .iter()
+        .map(|message| {
+            let mut message = Arc::clone(message);
+            if has_private_parts(&message, format) {
+                // No service has this name.
+                Arc::make_mut(&mut message).provider_data.insert(SERVICE.to_owned(), "".into());
+            }
+            message
+        })
+        .collect();
+    Some(request)
+}
+
+fn has_private_parts(message: &Message, format: &str) -> bool {
+    message.is_native_to(format)
+        && message.content.iter().any(|block| match block {
+            Content::Text(text) => text.signature.is_some(),
+            Content::Thinking(thinking) => thinking.signature.is_some() || thinking.redacted.is_some(),
+            Content::ToolUse(tool_use) => tool_use.signature.is_some(),
+            Content::ProviderItem(item) => item.format == format,
+            _ => false,
+        })
 }
 
 /// Returns the message without the provider data and the provider items of the wire format `format`. The message then

@@ -68,7 +68,8 @@ fn anthropic_format(
 const OPENAI_URL: &str = "https://api.openai.com";
 const OPENAI_KEY: &str = "OPENAI_API_KEY";
 
-// OpenAI. Source: <https://platform.openai.com/docs/api-reference/introduction>
+// OpenAI. Source: <https://platform.openai.com/docs/api-reference/introduction>. Sources for models of others:
+// <https://docs.mistral.ai/capabilities/reasoning/adjustable>, <https://github.com/MoonshotAI/walle>
 impl Endpoint {
     /// OpenAI with the Chat Completions wire format, and the key from `OPENAI_API_KEY`.
     ///
@@ -85,6 +86,8 @@ impl Endpoint {
 
     /// A service with the Chat Completions wire format in the form that most services support, for example a local
     /// model server. It has the defaults of [`ChatCompletions`]. If there is a key, it is sent as a bearer token.
+    ///
+    /// Models of Mistral and Moonshot are known by their ids. Their deviations apply without any switch.
     ///
     /// The switches of [`ChatCompletions`] describe how a service deviates and what it can't do. There are switches for
     /// the name of the output limit, the role of the system prompt, the form of requests for thinking and for an output
@@ -441,6 +444,7 @@ impl Endpoint {
             .with_tool_choices(ToolChoices::Unforced)
             .with_files(Files::ImageData)
             .without_metadata()
+            .with_moonshot_schemas()
             .of_service("moonshot");
         Self::custom("moonshot", "https://api.moonshot.ai", chat)
             .with_key_variable("MOONSHOT_API_KEY")

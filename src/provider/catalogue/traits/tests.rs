@@ -8,7 +8,7 @@ const fn yes(is: bool) -> &'static str {
     if is { "yes" } else { "no" }
 }
 
-fn described(id: &str) -> [String; 3] {
+fn described(id: &str) -> [String; 4] {
     let ModelTraits { messages: m, openai: o, gemini: g, .. } = ModelTraits::of(id);
     let words = EffortWords::OPENAI.narrowed(o);
     let sampling = [None, Some("none"), Some("low")].map(|effort| yes(o.takes_sampling(effort))).join(",");
@@ -50,6 +50,7 @@ fn described(id: &str) -> [String; 3] {
             yes(g.schema_beside_tools),
             yes(g.sampling),
         ),
+        format!("  messages: needs thinking:{}", yes(m.needs_thinking)),
     ]
 }
 

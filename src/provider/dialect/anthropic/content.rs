@@ -7,7 +7,7 @@ use serde_json::{Map, Value, json};
 use super::NAME;
 use crate::{
     message::{
-        Attachment, Content, History, Message, ResultBlock, Role, Source, ToolResult, ToolUse, ToolUseId,
+        Attachment, Content, History, Message, ResultBlock, Role, Source, Thinking, ToolResult, ToolUse, ToolUseId,
     },
     provider::{
         ProviderError, Request,
@@ -73,6 +73,22 @@ impl KeptThinking {
     }
 }
 
+/// Returns whether the turn in flight has answers, but no thinking that is sent back, for example because a model of
+/// another service began the turn. Claude then rejects a thinking budget: "a final `assistant` message must start with
+/// a thinking block".
+pub(super) fn is_open_without_thinking(request: &Request) -> bool {
+    let start = KeptThinking::Open.start(&request.history);
+    let mut answers = request.history.iter().skip(start).filter(|message| message.role == Role::Assistant).peekable();
+    let is_sent = |content: &Content| match content {
+        Content::Thinking(Thinking { redacted, signature, .. }) => {
+            [redacted, signature].into_iter().flatten().any(|payload| !payload.is_empty())
+        }
+        _ => false,
+    };
+    answers.peek().is_some()
+        && !answers.any(|answer| answer.is_native_to(NAME) && answer.content.iter().any(is_sent))
+}
+
 /// The number of cache breakpoints that the service accepts in a request:
 /// <https://platform.claude.com/docs/en/build-with-claude/prompt-caching>.
 const MAX_BREAKPOINTS: usize = 4;
@@ -82,19 +98,22 @@ const MAX_BREAKPOINTS: usize = 4;
 const LOOKBACK: usize = 20;
 
 /// Encodes the messages with the thinking that `kept` selects. Adds `cache` to the last block that may carry a cache
-/// breakpoint. `marked` is the number of breakpoints outside of the messages.
+/// breakpoint. `marked` is the number of breakpoints outside of the messages. If `fills` is true, each assistant message
+/// without thinking gets a blank one.
 pub(super) fn messages(
     request: &Request,
     names: &ToolNames<'_>,
     cache: Option<&Value>,
     marked: usize,
     kept: KeptThinking,
+    fills: bool,
 ) -> Result<Value, ProviderError> {
     let start = kept.start(&request.history);
     let mut encoder = AnthropicHistoryEncoder {
         request,
         names,
         keeps_thinking: true,
+        keeps_unsigned: !encoding::is_strict(request),
         ids: AnthropicToolUseIds::default(),
         void: HashSet::new(),
     };
@@ -125,6 +144,14 @@ pub(super) fn messages(
         }
         same
     });
+    if fills {
+        for turn in turns.iter_mut().filter(|turn| turn.role == Role::Assistant) {
+            if !turn.blocks.iter().any(|block| block.kind == AnthropicBlockKind::Thinking) {
+                let (kind, value) = (AnthropicBlockKind::Thinking, thinking_block(" ", ""));
+                turn.blocks.insert(0, AnthropicBlock { kind, value, lasts: true });
+            }
+        }
+    }
     // Tool results come first in their message, because otherwise the service does not find them. The sort is stable.
     for turn in turns.iter_mut().filter(|turn| turn.role == Role::User) {
         turn.blocks.sort_by_key(|block| block.kind != AnthropicBlockKind::ToolResult);
@@ -255,6 +282,9 @@ struct AnthropicHistoryEncoder<'a> {
     request: &'a Request,
     names: &'a ToolNames<'a>,
     keeps_thinking: bool,
+    /// Whether thinking without a signature is sent back. Claude, which signs its thinking, rejects such thinking. Many
+    /// other models don't sign, and some of them reject a tool use without the thinking that preceded it.
+    keeps_unsigned: bool,
     ids: AnthropicToolUseIds,
     /// The ids of the tool uses that are not sent because another model has taken over.
     void: HashSet<ToolUseId>,
@@ -296,13 +326,12 @@ impl AnthropicHistoryEncoder<'_> {
             (Content::Thinking(thinking), Role::Assistant) if native && self.keeps_thinking => {
                 let given = |payload: &Option<String>| payload.clone().filter(|text| !text.is_empty());
                 let value = match (given(&thinking.redacted), given(&thinking.signature)) {
-                    (Some(data), _) => Some(json!({"type": "redacted_thinking", "data": data})),
-                    (None, Some(signature)) => {
-                        Some(json!({"type": "thinking", "thinking": thinking.text, "signature": signature}))
-                    }
-                    (None, None) => None,
+                    (Some(data), _) => Some(object(json!({"type": "redacted_thinking", "data": data}))),
+                    (None, Some(signature)) => Some(thinking_block(&thinking.text, &signature)),
+                    (None, None) => (self.keeps_unsigned && !thinking.text.is_empty())
+                        .then(|| thinking_block(&thinking.text, "")),
                 };
-                value.map(|value| (AnthropicBlockKind::Thinking, object(value)))
+                value.map(|value| (AnthropicBlockKind::Thinking, value))
             }
             (Content::Attachment(attachment), Role::Assistant) => {
                 let why = "the Messages wire format does not support files in assistant messages";
@@ -405,6 +434,10 @@ fn is_fallback(content: &Content) -> bool {
 fn is_empty_compaction(item: &AnthropicObject) -> bool {
     let has = |key: &str| item.get(key).is_some_and(|content| !content.is_null() && content != "");
     item.get("type").is_some_and(|kind| kind == "compaction") && !has("content") && !has("encrypted_content")
+}
+
+fn thinking_block(thinking: &str, signature: &str) -> AnthropicObject {
+    object(json!({"type": "thinking", "thinking": thinking, "signature": signature}))
 }
 
 /// Encodes a text block. Returns `None` for a blank text, because the service rejects it.

@@ -71,7 +71,7 @@ pub(super) fn encode(request: &Request, block_binding: bool) -> Result<Encoded, 
         out: Encoded::default(),
     };
     encoder.out.set("model", &*request.model);
-    let thinking = encoder.thinking();
+    let thinking = encoder.thinking(encoding::is_strict(request) && content::is_open_without_thinking(request));
     encoder.show_thinking();
     let kept = encoder.unbind_thinking(block_binding);
     encoder.out.set("stream", true);
@@ -79,7 +79,9 @@ pub(super) fn encode(request: &Request, block_binding: bool) -> Result<Encoded, 
     encoder.tools(request);
     encoder.tool_choice(request, thinking.on);
     let marked = encoder.breakpoints();
-    encoder.out.set("messages", content::messages(request, &names, encoder.cache, marked, kept)?);
+    let fills = encoder.traits.needs_thinking && encoder.thinking_type().is_none_or(|kind| kind != "disabled");
+    let messages = content::messages(request, &names, encoder.cache, marked, kept, fills)?;
+    encoder.out.set("messages", messages);
     encoder.container(&request.history);
     encoder.sampling(thinking.on);
     encoder.stop_sequences();
@@ -108,8 +110,9 @@ struct AnthropicThinkingChoice {
 }
 
 impl AnthropicEncoder<'_> {
-    /// Sets `thinking`. The output limit may lower its budget later.
-    fn thinking(&mut self) -> AnthropicThinkingChoice {
+    /// Sets `thinking`. The output limit may lower its budget later. `is_late` indicates whether the turn in flight began
+    /// without thinking, so that no budget is accepted before the next turn.
+    fn thinking(&mut self, is_late: bool) -> AnthropicThinkingChoice {
         let AnthropicTraits { thinking, off, .. } = *self.traits;
         let mut decided = AnthropicThinkingChoice::default();
         match self.options.thinking() {
@@ -149,6 +152,10 @@ impl AnthropicEncoder<'_> {
             }
         }
         if let Some(budget) = decided.budget {
+            if is_late {
+                self.out.warn("`thinking` is ignored in this turn: the turn began without thinking");
+                return AnthropicThinkingChoice::default();
+            }
             decided.on = true;
             self.out.set("thinking", json!({"type": "enabled", "budget_tokens": budget}));
         } else if decided.effort.is_some() && self.options.thinking().is_some_and(ThinkingMode::is_on) {

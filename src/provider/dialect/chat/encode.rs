@@ -18,7 +18,7 @@ use crate::{
             },
             names::{NAME_LIMIT, ToolNames, hash},
             output::{self, JsonObjectOrSchema},
-            tool_schema::tool_schema,
+            tool_schema::{moonshot_schema, tool_schema},
         },
     },
 };
@@ -26,6 +26,10 @@ use crate::{
 /// The maximum length of a tool call's id, in characters, that every service accepts. This is OpenAI's own limit for
 /// Chat Completions, as stated in its error `string_above_max_length`.
 const ID_LIMIT: usize = 40;
+
+/// The maximum number of tool calls in a message that OpenAI accepts, as stated in its error `array_above_max_length`. Its
+/// models make more calls than that.
+const CALL_LIMIT: usize = 128;
 
 /// The assistant message between tool results and a user message, for models that require one.
 const AFTER_RESULTS: &str = "OK.";
@@ -126,9 +130,10 @@ impl ChatEncoder<'_> {
         let names = &self.names;
         let tools = self.request.tools.iter().map(|tool| {
             let (name, schema) = (names.get(tool.name()), tool_schema(tool.schema()));
+            let schema = if self.chat.moonshot_schemas { &moonshot_schema(schema) } else { schema };
             json!({
                 "type": "function",
-                "function": {"name": name, "description": tool.description(), "parameters": schema},
+                "function": {"name": name, "description": encoding::description(&**tool), "parameters": schema},
             })
         });
         let tools: Vec<Value> = tools.collect();
@@ -252,11 +257,30 @@ impl<'a> ChatEncoder<'a> {
             self.obey_mistral();
         }
         let passing = end.map_or(0, |end| self.messages.len().saturating_sub(end));
+        self.split_calls();
         if self.chat.user_first && self.messages.get(start).is_some_and(|first| first["role"] == "assistant")
         {
             self.messages.insert(start, json!({"role": "user", "content": encoding::OPENING}));
         }
         Ok((std::mem::take(&mut self.messages), passing))
+    }
+
+    /// Splits assistant messages with more calls than the service accepts. The results of a part follow it directly.
+    fn split_calls(&mut self) {
+        let count = |message: &Value| message["tool_calls"].as_array().map_or(0, Vec::len);
+        while let Some(place) = self.messages.iter().position(|message| count(message) > CALL_LIMIT) {
+            let mut rest = self.messages[place].clone();
+            let Some(calls) = self.messages[place]["tool_calls"].as_array_mut() else { return };
+            rest["tool_calls"] = calls.split_off(CALL_LIMIT).into();
+            rest["content"] = Value::Null;
+            let ids: HashSet<String> = calls.iter().map(|call| call["id"].to_string()).collect();
+            let results = self.messages[place + 1..].iter().take_while(|message| message["role"] == "tool");
+            let results = place + 1..place + 1 + results.count();
+            let all: Vec<Value> = self.messages.drain(results).collect();
+            let (own, others): (Vec<_>, Vec<_>) =
+                all.into_iter().partition(|result| ids.contains(&result["tool_call_id"].to_string()));
+            self.messages.splice(place + 1..place + 1, own.into_iter().chain([rest]).chain(others));
+        }
     }
 
     /// Shortens the ids of the calls, and separates results from user messages. Mistral's models otherwise refuse them.
@@ -372,19 +396,24 @@ impl<'a> ChatEncoder<'a> {
         let mut out = Map::new();
         out.insert("role".to_owned(), Value::from("assistant"));
         out.insert("content".to_owned(), content.unwrap_or(Value::Null));
+        // DeepSeek requires the reasoning of each message if the request has tools:
+        // <https://api-docs.deepseek.com/guides/thinking_mode>.
+        let needs_reasoning = !calls.is_empty() || !self.request.tools.is_empty();
         match self.chat.reasoning {
             ReasoningReturn::Content | ReasoningReturn::ContentWithCalls if !reasoning.is_empty() => {
                 out.insert("reasoning_content".to_owned(), reasoning.join("\n\n").into());
             }
-            // These services require reasoning in a message with calls, and treat an empty text as missing. Therefore,
-            // a message without reasoning gets a space.
-            ReasoningReturn::ContentWithCalls if !calls.is_empty() => {
+            // These services require reasoning, and treat an empty text as missing. Therefore, a message without
+            // reasoning gets a space.
+            ReasoningReturn::ContentWithCalls if needs_reasoning => {
                 out.insert("reasoning_content".to_owned(), " ".into());
             }
             _ => {}
         }
         if !calls.is_empty() {
             out.insert("tool_calls".to_owned(), Value::Array(calls));
+        }
+        if needs_reasoning {
             out.extend(self.chat.call_members.clone());
         }
         out.extend(extra);

@@ -102,7 +102,8 @@ impl GeminiEncoder<'_> {
         let names = self.names;
         let tools = request.tools.iter().map(|tool| {
             let schema = restricted(tool_schema(tool.schema()));
-            json!({"name": names.get(tool.name()), "description": tool.description(), "parametersJsonSchema": schema})
+            let description = encoding::description(&**tool);
+            json!({"name": names.get(tool.name()), "description": description, "parametersJsonSchema": schema})
         });
         let tools: Vec<Value> = tools.collect();
         let choice = self.request.options.tool_choice();

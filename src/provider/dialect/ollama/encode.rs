@@ -203,9 +203,10 @@ impl<'a> OllamaEncoder<'a> {
         let tools = self.request.tools.iter().map(|tool| {
             let mut schema = tool_schema(tool.schema()).clone();
             plain_properties(&mut schema);
+            let description = encoding::description(&**tool);
             json!({
                 "type": "function",
-                "function": {"name": tool.name(), "description": tool.description(), "parameters": schema},
+                "function": {"name": tool.name(), "description": description, "parameters": schema},
             })
         });
         match self.request.options.tool_choice() {

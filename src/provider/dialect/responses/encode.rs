@@ -28,7 +28,8 @@ use crate::{
 /// <https://platform.openai.com/docs/api-reference/responses/create#responses-create-metadata>.
 const LABELS: (usize, usize, usize) = (16, 64, 512);
 
-/// The maximum length of a tool call's id, in characters, as stated in OpenAI's error `string_above_max_length`.
+/// The maximum length of the id of an item or of a tool call, in characters, as stated in OpenAI's error
+/// `string_above_max_length`.
 const ID_LIMIT: usize = 64;
 
 /// The media types, other than `text/*`, that can be sent as files. Each has a default file name, because the service
@@ -109,7 +110,7 @@ impl ResponsesEncoder<'_> {
             let (name, schema) = (names.get(tool.name()), tool_schema(tool.schema()));
             // Turn off `strict`, which is the service's default and would require every property.
             json!({
-                "type": "function", "name": name, "description": tool.description(),
+                "type": "function", "name": name, "description": encoding::description(&**tool),
                 "parameters": schema, "strict": false,
             })
         });
@@ -404,13 +405,15 @@ impl<'a> ResponsesInput<'a> {
     /// Returns an item of this wire format as the service accepts it, and remembers its ids for its answer.
     fn own(&mut self, item: &'a Value) -> Value {
         self.sent.extend(["call_id", "id"].map(|key| text(item, key)));
-        let mut item = item.clone();
-        if text(&item, "type") == IMAGE_CALL
-            && let Value::Object(members) = &mut item
-        {
+        let Value::Object(mut members) = item.clone() else { return item.clone() };
+        if text(item, "type") == IMAGE_CALL {
             members.retain(|key, _| ["id", "type", "status", "result"].contains(&key.as_str()));
         }
-        item
+        // The answer to this request names its id.
+        if text(item, "type") != "mcp_approval_request" {
+            drop_refused_id(&mut members);
+        }
+        Value::Object(members)
     }
 
     fn call(&mut self, tool_use: &'a ToolUse, message: &Message, native: bool) -> Value {
@@ -469,6 +472,16 @@ fn own_item(block: &Content) -> Option<&Value> {
     match block {
         Content::ProviderItem(item) if item.format == NAME && item.data.is_object() => Some(&item.data),
         _ => None,
+    }
+}
+
+/// Removes an item's id if the service does not accept the id in requests. GitHub Copilot itself makes longer ids. The
+/// service does not need the id, because it has not stored the item.
+fn drop_refused_id(item: &mut Map<String, Value>) {
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || c == '_' || c == '-';
+    let is_refused = |id: &str| id.len() > ID_LIMIT || !id.chars().all(is_plain);
+    if item.get("id").and_then(Value::as_str).is_some_and(is_refused) {
+        item.shift_remove("id");
     }
 }
 
@@ -543,6 +556,7 @@ fn reasoning_item(thinking: &Thinking, wanted: ReasoningItems) -> Option<Value> 
             }
         }
     }
+    drop_refused_id(&mut item);
     let readable = item.contains_key("content");
     let encrypted = item.contains_key("encrypted_content");
     let goes = match wanted {

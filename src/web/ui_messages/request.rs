@@ -21,6 +21,7 @@ use crate::{
             PostedMessageUse, PostedRequest, RequestIntent, StoredMessageRef, decide, intent, open_uses,
             pause_id,
         },
+        front::media_types::more_exact,
         requests::prompt_of,
     },
 };
@@ -286,5 +287,6 @@ fn file(url: &str, media_type: &str) -> Result<Attachment, Problem> {
     if !head.ends_with(";base64") {
         return Err(Problem::invalid_body(&"the data URL of a file is not in base64"));
     }
-    Ok(Attachment::base64(media_type, data))
+    let own = head.split(';').next().unwrap_or_default();
+    Ok(Attachment::base64(more_exact(media_type, own), data))
 }

@@ -142,6 +142,21 @@ impl AiSdkFrameWriter {
         }
     }
 
+    /// Marks the inputs of tools whose results are known: from these frames, or from `message`, which follows them. A client
+    /// does not run a tool again if its input has this mark.
+    pub(super) fn mark_answered(&mut self, message: Option<&Arc<Message>>) {
+        let results = message.into_iter().flat_map(|message| message.tool_results());
+        let mut answered: HashSet<_> = results.map(|result| json!(result.tool_use_id)).collect();
+        for frame in self.frames.iter_mut().rev() {
+            let kind = frame["type"].as_str().unwrap_or_default();
+            if kind.starts_with("tool-output-") {
+                answered.insert(frame["toolCallId"].clone());
+            } else if kind == "tool-input-available" && answered.remove(&frame["toolCallId"]) {
+                frame["providerExecuted"] = true.into();
+            }
+        }
+    }
+
     /// Writes the end of an answer. If a step ended while some tool uses were open, its other tool uses contain their
     /// results, because no message contains them yet.
     pub(super) fn answer(&mut self, message: &Message) {

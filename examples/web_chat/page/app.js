@@ -774,9 +774,18 @@ new ResizeObserver(() => isFollowing && toEnd()).observe(byId("messages"));
 
 // ---- start ----
 
+/** Returns the id of the conversation that the address names. `null` if it names none, or not in a valid form. */
+function idInAddress() {
+  try {
+    return decodeURIComponent(location.hash.slice(2)) || null;
+  } catch {
+    return null;
+  }
+}
+
 /** Shows the conversation that the address names. */
 function route() {
-  const id = decodeURIComponent(location.hash.slice(2)) || null;
+  const id = idInAddress();
   if (id === current) return;
   current = id;
   refused = null;

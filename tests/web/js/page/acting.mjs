@@ -40,6 +40,14 @@ await step("an answer is stopped, repeated and edited, and alternates are chosen
   await until(async () => assert.equal(await lastAnswer(page), "1 2 3"));
 });
 
+await step("an address that names no conversation in a valid form shows a new conversation", async (made) => {
+  const page = await open(made, "#/%");
+  await say(page, "count to 3");
+  await idle(page);
+  await page.goto(`${page.url().split("#")[0]}#/%E0`);
+  await until(async () => assert.deepEqual(await texts(page, ".message"), []));
+});
+
 await step("an answer is continued in a new conversation", async (made) => {
   const page = await open(made);
   await say(page, "count to 3");

@@ -52,6 +52,12 @@ enum AiSdkTrigger {
 }
 
 impl AiSdkPostBody {
+    /// Returns whether the request can begin a conversation: its last user message has content that can be read.
+    pub(in crate::web) fn has_prompt(&self) -> bool {
+        let last = self.messages.iter().rfind(|message| message.role == "user");
+        last.is_some_and(|last| last.blocks().is_ok_and(|blocks| !blocks.is_empty()))
+    }
+
     /// Returns whether the request asks for something new: it is not the repetition of one whose prompt was accepted
     /// before, and it is not refused, except because a run is active.
     pub(in crate::web) fn is_new(&self, snapshot: &SessionSnapshot) -> bool {

@@ -93,7 +93,7 @@ fn settings(call: &WebRequest) -> Result<AiSdkTranslationSettings, Problem> {
 async fn post(mut call: WebRequest) -> Result<Response, Problem> {
     let permit = call.open_stream()?;
     let post: AiSdkPostBody = call.json(call.web.0.limits.command_body).await?;
-    call.enter_or_create(&post.id, Action::Watch).await?;
+    call.enter_or_create(&post.id, Action::Watch, post.has_prompt()).await?;
     let settings = settings(&call)?;
     let (session, updates, snapshot, mut reader) = call.subscribe_reader(|view| post.is_new(view)).await?;
     let (commands, target) = read(&post, &snapshot)?;

@@ -29,17 +29,25 @@ impl WebBuilder {
 
 impl WebRequest {
     /// Makes a conversation the target of this request, if the action on it is permitted. The client uses the id
-    /// `client_id` for the conversation. Creates the conversation if it does not exist and clients may choose ids.
-    pub(super) async fn enter_or_create(&mut self, client_id: &str, action: Action) -> Result<(), Problem> {
+    /// `client_id` for the conversation. Creates the conversation if it does not exist, clients may choose ids, and the
+    /// request has a prompt.
+    pub(super) async fn enter_or_create(
+        &mut self,
+        client_id: &str,
+        action: Action,
+        has_prompt: bool,
+    ) -> Result<(), Problem> {
         let id = self.web.stored_id(&self.client.principal, client_id)?;
         client_id.clone_into(&mut self.client_id);
         match self.enter(id.clone(), action).await {
             Err(error) if error.is_not_found() && self.web.0.client_ids.is_some() => {}
             entered => return Ok(entered?),
         }
-        if !self.client.may(Action::Create, self.client.principal.labels()) {
+        let labels = self.client.principal.labels();
+        if !has_prompt || !self.client.may(Action::Create, labels) {
             return Err(Problem::not_found());
         }
+        self.client.permit(&[Action::Prompt], labels)?;
         match self.client.create(Some(&id), (None, None), None).await {
             // If another request has created the conversation for another principal, `enter` responds as for a
             // conversation that does not exist.

@@ -6,9 +6,11 @@
 //! - `readers` counts the open streams of each conversation, and ends runs that nobody reads any more.
 //! - `stop` ends the run that a client means, and no other.
 //! - `files` turns files into addresses, and addresses back into files.
+//! - `media_types` finds the exact media types of files.
 
 pub(super) mod exchange;
 pub(super) mod files;
 pub(super) mod intent;
+pub(super) mod media_types;
 pub(super) mod readers;
 pub(super) mod stop;

@@ -41,6 +41,33 @@ async fn chat_of_the_ai_sdk_is_created_by_its_first_message() {
 }
 
 #[tokio::test]
+async fn request_without_a_usable_prompt_creates_no_conversation() {
+    let app = app([]);
+    let file = json!({ "type": "file", "url": "data:image/png,AAAA", "mediaType": "image/png" });
+    let unreadable = json!([{ "id": "u1", "role": "user", "parts": [file] }]);
+    let answer = json!([{ "id": "a-1", "role": "assistant", "parts": [{ "type": "text", "text": "Hi" }] }]);
+    for messages in [json!([]), unreadable, answer] {
+        let body = json!({ "id": "new", "trigger": "submit-message", "messages": messages });
+        let refused = app.post("ann", "/api/chat", body).await;
+        assert_eq!(refused.status, StatusCode::NOT_FOUND, "{refused:?}");
+    }
+    for messages in [json!([]), json!([{ "id": "u1", "role": "user", "content": [{ "type": "other" }] }])] {
+        let mut body = run_input("new", "r1", "");
+        body["messages"] = messages;
+        let refused = app.post("ann", "/ag-ui", body).await;
+        assert_eq!(refused.status, StatusCode::NOT_FOUND, "{refused:?}");
+    }
+    let mut forbidden = vec![app.post("brancher", "/api/chat", submit("new", "u1", "Hi")).await];
+    forbidden.push(app.post("brancher", "/ag-ui", run_input("new", "r1", "Hi")).await);
+    for refused in forbidden {
+        assert_eq!(refused.status, StatusCode::FORBIDDEN, "{refused:?}");
+    }
+    for user in ["ann", "boss"] {
+        assert_eq!(app.get(user, "/agent/conversations").await.json()["items"], json!([]));
+    }
+}
+
+#[tokio::test]
 async fn addresses_in_frames_have_the_id_of_the_client() {
     let draw = || Step::tool_use("d1", "draw", json!({}));
     let ask = Step::tool_use("l1", "lookup", json!({ "what": "a fact" }));

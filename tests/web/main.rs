@@ -38,6 +38,7 @@ mod load;
 #[path = "../support/logged.rs"]
 mod logged;
 mod lost_access;
+mod media_types;
 mod moved_labels;
 #[path = "../support/nested.rs"]
 mod nested;

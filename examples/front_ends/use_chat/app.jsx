@@ -2,7 +2,7 @@
 
 import { useChat } from "@ai-sdk/react";
 import { getToolName, isToolUIPart, lastAssistantMessageIsCompleteWithApprovalResponses } from "ai";
-import { useState } from "react";
+import { useEffect, useRef, useState } from "react";
 import { createRoot } from "react-dom/client";
 import "../style.css";
 
@@ -31,6 +31,8 @@ function Part({ part, decide }) {
   if (part.type === "file" && part.mediaType.startsWith("image/")) return <img src={part.url} alt={part.filename ?? ""} />;
 }
 
+const load = async (id, signal) => (await fetch(`/api/chat/${id}/messages`, { signal })).json();
+
 function Chat({ id, messages }) {
   const chat = useChat({
     id,
@@ -38,6 +40,16 @@ function Chat({ id, messages }) {
     resume: true,
     sendAutomaticallyWhen: lastAssistantMessageIsCompleteWithApprovalResponses,
   });
+  // After a lost connection, the client finds nothing to resume if the run has ended meanwhile.
+  const hasFailed = useRef(false);
+  useEffect(() => {
+    const isStale = hasFailed.current && chat.status === "ready";
+    hasFailed.current = chat.status === "error";
+    if (!isStale) return;
+    const leaving = new AbortController();
+    load(id, leaving.signal).then(chat.setMessages).catch(() => {});
+    return () => leaving.abort();
+  }, [chat.status]);
   const [text, setText] = useState("");
   // The message that is edited. Its new text takes its place, and begins another branch.
   const [edited, setEdited] = useState();
@@ -77,5 +89,4 @@ function Chat({ id, messages }) {
 
 location.hash ||= crypto.randomUUID();
 const id = location.hash.slice(1);
-const response = await fetch(`/api/chat/${id}/messages`);
-createRoot(document.querySelector("#root")).render(<Chat id={id} messages={await response.json()} />);
+createRoot(document.querySelector("#root")).render(<Chat id={id} messages={await load(id)} />);

@@ -2,7 +2,7 @@
 
 import { Client, ProblemError, backoff, fill, kindOf, tailOf } from "./client.js";
 import { Composer } from "./composer.js";
-import { byId, h, icon, iconButton, place, setText, visible } from "./dom.js";
+import { byId, h, icon, iconButton, isComposing, place, setText, visible } from "./dom.js";
 import { save, withData } from "./files.js";
 import { locale, money, percent, short } from "./format.js";
 import { Messages, firstWords, reasonOf, textOf, unansweredIn } from "./messages.js";
@@ -774,9 +774,18 @@ new ResizeObserver(() => isFollowing && toEnd()).observe(byId("messages"));
 
 // ---- start ----
 
+/** Returns the id of the conversation that the address names. `null` if it names none, or not in a valid form. */
+function idInAddress() {
+  try {
+    return decodeURIComponent(location.hash.slice(2)) || null;
+  } catch {
+    return null;
+  }
+}
+
 /** Shows the conversation that the address names. */
 function route() {
-  const id = decodeURIComponent(location.hash.slice(2)) || null;
+  const id = idInAddress();
   if (id === current) return;
   current = id;
   refused = null;
@@ -868,6 +877,7 @@ byId("model").addEventListener("change", async () => {
 addEventListener("hashchange", route);
 addEventListener("online", () => stream.reconnect());
 addEventListener("keydown", (event) => {
+  if (isComposing(event)) return;
   if ((event.ctrlKey || event.metaKey) && event.key.toLowerCase() === "k") {
     event.preventDefault();
     if (byId("menu").offsetParent) toggleSidebar(true);

@@ -1,6 +1,6 @@
 // The message box: drafts, attached files, and queued prompts.
 
-import { byId, h, icon, iconButton, place, setText, visible } from "./dom.js";
+import { byId, h, icon, iconButton, isComposing, place, setText, visible } from "./dom.js";
 import { LIMIT, bytesOf, read, withData } from "./files.js";
 import { size } from "./format.js";
 import { textOf } from "./messages.js";
@@ -81,7 +81,8 @@ export class Composer {
       this.#changed();
     });
     this.area.addEventListener("keydown", (event) => {
-      if (event.key === "Enter" && !event.shiftKey && !event.isComposing) {
+      if (isComposing(event)) return;
+      if (event.key === "Enter" && !event.shiftKey) {
         event.preventDefault();
         this.#send();
       } else if (event.key === "Escape" && this.#isBusy) {

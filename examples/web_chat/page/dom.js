@@ -56,6 +56,13 @@ export function setText(element, text) {
   if (element.textContent !== text) element.textContent = text;
 }
 
+/**
+ * Returns whether a key belongs to an input method. Safari ends a composition before it reports the key that ends it, so
+ * only the code shows this.
+ * @param {KeyboardEvent} event
+ */
+export const isComposing = (event) => event.isComposing || event.keyCode === 229;
+
 /** @param {string} id */
 export function byId(id) {
   return /** @type {any} */ (document.getElementById(id));

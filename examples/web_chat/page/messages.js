@@ -2,7 +2,7 @@
 // is committed.
 
 import { changedInput, childrenOf, isUnanswered, nodeOf, pathOf, tailOf } from "./client.js";
-import { h, iconButton, place, setText } from "./dom.js";
+import { h, iconButton, isComposing, place, setText } from "./dom.js";
 import { attachment, withData } from "./files.js";
 import { moment, money, short, when } from "./format.js";
 import { Markdown, copyText } from "./markdown.js";
@@ -425,10 +425,11 @@ class UserMessage {
       }
     };
     area.addEventListener("keydown", (/** @type {KeyboardEvent} */ event) => {
+      if (isComposing(event)) return;
       if (event.key === "Escape") {
         event.stopPropagation();
         close();
-      } else if (event.key === "Enter" && !event.shiftKey && !event.isComposing) {
+      } else if (event.key === "Enter" && !event.shiftKey) {
         event.preventDefault();
         submit();
       }

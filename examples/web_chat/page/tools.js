@@ -1,6 +1,6 @@
 // The card of a tool use: input, progress, result, duration, and the decision of a person.
 
-import { h, place, setText, visible } from "./dom.js";
+import { h, isComposing, place, setText, visible } from "./dom.js";
 import { changedInput, outputOf } from "./client.js";
 import { duration, percent } from "./format.js";
 import { attachment } from "./files.js";
@@ -301,6 +301,7 @@ function approval(pause, decide) {
       }
     };
     area.addEventListener("keydown", (/** @type {KeyboardEvent} */ event) => {
+      if (isComposing(event)) return;
       if (event.key === "Escape") {
         event.stopPropagation();
         choices();

@@ -167,6 +167,9 @@ pub(crate) enum AgUiMessage {
         id: String,
         tool_call_id: String,
         content: AgUiContent,
+        /// The text of a failure.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        error: Option<String>,
         #[serde(skip_serializing_if = "Map::is_empty")]
         metadata: Map<String, Value>,
     },

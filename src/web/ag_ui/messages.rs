@@ -27,6 +27,9 @@ use crate::{
 /// The greatest size of a text in one frame, in bytes. The JSON form of the text can be six times as long.
 pub(super) const MAX_TEXT: usize = 1 << 20;
 
+/// The greatest size of the error of a tool, in bytes. The content of the result repeats it.
+const MAX_ERROR: usize = 4 << 10;
+
 /// The greatest size of all messages in one frame, in bytes. The client refuses frames from 10 MiB on.
 const MAX_MESSAGES: usize = 8 << 20;
 
@@ -314,7 +317,8 @@ impl<'a> AgUiMessages<'a> {
         }
         let (content, metadata) = result(tool_result, block, self.level, self.files);
         let id = result_id(&tool_call_id);
-        self.list.insert(place, AgUiMessage::Tool { id, tool_call_id, content, metadata });
+        let error = tool_result.is_error.then(|| clip(&tool_result.output_text(), MAX_ERROR).into_owned());
+        self.list.insert(place, AgUiMessage::Tool { id, tool_call_id, content, error, metadata });
     }
 }
 
@@ -374,6 +378,9 @@ fn shorten(message: &mut AgUiMessage, cap: usize) {
             *text = clip(text, cap).into_owned();
         }
     };
+    if let AgUiMessage::Tool { error: Some(error), .. } = message {
+        cut(error);
+    }
     match message {
         AgUiMessage::User { content, .. } | AgUiMessage::Tool { content, .. } => match content {
             AgUiContent::Text(text) => cut(text),

@@ -104,6 +104,12 @@ impl AgUiInput {
         self.messages.iter().map(|message| stored_id(&message.id).into_owned()).collect()
     }
 
+    /// Returns whether the request can begin a conversation: its last user message has content that can be read.
+    pub(crate) fn has_prompt(&self) -> bool {
+        let last = self.messages.iter().rfind(|message| message.role == "user");
+        last.is_some_and(|last| last.blocks().is_ok_and(|blocks| !blocks.0.is_empty()))
+    }
+
     /// Returns the state of the client, if it is an object.
     pub(crate) fn state(&self) -> Map<String, Value> {
         self.state.as_object().cloned().unwrap_or_default()

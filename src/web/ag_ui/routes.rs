@@ -62,7 +62,7 @@ struct AgUiStopQuery {
 async fn run(mut call: WebRequest) -> Result<Response, Problem> {
     let permit = call.open_stream()?;
     let input: AgUiInput = call.json(call.web.0.limits.command_body).await?;
-    call.enter_or_create(&input.thread_id, Action::Watch).await?;
+    call.enter_or_create(&input.thread_id, Action::Watch, input.has_prompt()).await?;
     let (web, id) = (call.web.clone(), call.id()?.clone());
     let runs = &web.0.ag_ui_runs;
     let is_new = |view: &SessionSnapshot| runs.find(&id, &input).is_none() && input.is_new(view);

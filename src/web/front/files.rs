@@ -5,7 +5,10 @@ use std::{
     fmt::{Display, Write},
 };
 
-use super::super::{Problem, gate::WebRequest, requests::prompt_of};
+use super::{
+    super::{Problem, gate::WebRequest, requests::prompt_of},
+    media_types::complete,
+};
 use crate::{
     message::{Attachment, Content, Message, MessageId, ResultBlock, Source},
     run::Prompt,
@@ -57,7 +60,7 @@ type FilePlace = (MessageId, String);
 
 impl WebRequest {
     /// Replaces the addresses of the conversation's own files in a command's prompt by the files. An address can be that
-    /// of any route, with or without a host.
+    /// of any route, with or without a host. Also replaces media types that name no format, such as `image/*`.
     ///
     /// # Errors
     ///
@@ -102,6 +105,7 @@ impl WebRequest {
             stored.clone_into(file);
             file.name = name.or(file.name.take());
         }
+        content.0.iter_mut().flat_map(attachments).for_each(complete);
         Ok(())
     }
 

@@ -50,6 +50,11 @@ impl AiSdkFrameFold {
                         part.remove(name);
                         part.extend(frame.get(name).map(|value| (name.to_owned(), value.clone())));
                     }
+                    // Level 6 has no frame for the response.
+                    if let Some(approval) = part.get_mut("approval").filter(|_| kind == "tool-output-denied")
+                    {
+                        approval["approved"] = false.into();
+                    }
                 }
             }
             "file" | "custom" | "steering-message" => self.parts.push(frame.clone()),

@@ -19,6 +19,7 @@ use crate::{
             PostedMessageUse, PostedRequest, RequestIntent, StoredMessageRef, decide, intent, open_uses,
             pause_id,
         },
+        front::media_types::more_exact,
         requests::prompt_of,
     },
 };
@@ -49,6 +50,12 @@ enum AiSdkTrigger {
 }
 
 impl AiSdkPostBody {
+    /// Returns whether the request can begin a conversation: its last user message has content that can be read.
+    pub(in crate::web) fn has_prompt(&self) -> bool {
+        let last = self.messages.iter().rfind(|message| message.role == "user");
+        last.is_some_and(|last| last.blocks().is_ok_and(|blocks| !blocks.is_empty()))
+    }
+
     /// Returns whether the request asks for something new: it is not the repetition of one whose prompt was accepted
     /// before, and it is not refused, except because a run is active.
     pub(in crate::web) fn is_new(&self, snapshot: &SessionSnapshot) -> bool {
@@ -307,5 +314,6 @@ fn file(url: &str, media_type: &str) -> Result<Attachment, Problem> {
     if !head.ends_with(";base64") {
         return Err(Problem::invalid_body(&"the data URL of a file is not in base64"));
     }
-    Ok(Attachment::base64(media_type, data))
+    let own = head.split(';').next().unwrap_or_default();
+    Ok(Attachment::base64(more_exact(media_type, own), data))
 }

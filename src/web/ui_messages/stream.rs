@@ -161,6 +161,7 @@ impl AiSdkStream {
         {
             this.reply.start();
             this.reply.writer.replay(rest.clone().map(Node::message));
+            this.reply.writer.mark_answered(first.filter(|_| continues));
         }
         match target {
             AiSdkRunToStream::Results(_) if is_known => this.snapshot(snapshot),

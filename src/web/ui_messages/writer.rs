@@ -20,9 +20,11 @@ use super::{
 };
 use crate::{
     message::{
-        Attachment, Content, Message, MessageId, ProviderItem, Role, ToolResult, ToolUse, ToolUseId, TurnId,
+        Attachment, Content, DecisionKind, Message, MessageId, ProviderItem, Role, ToolResult, ToolUse,
+        ToolUseId, TurnId,
     },
     session::SessionSnapshot,
+    web::front::intent::pause_id,
 };
 
 /// The state of the client's last step.
@@ -140,6 +142,21 @@ impl AiSdkFrameWriter {
                 self.block(index, content, text, true);
             }
             self.answer(message);
+        }
+    }
+
+    /// Marks the inputs of tools whose results are known: from these frames, or from `message`, which follows them. A client
+    /// does not run a tool again if its input has this mark.
+    pub(super) fn mark_answered(&mut self, message: Option<&Arc<Message>>) {
+        let results = message.into_iter().flat_map(|message| message.tool_results());
+        let mut answered: HashSet<_> = results.map(|result| json!(result.tool_use_id)).collect();
+        for frame in self.frames.iter_mut().rev() {
+            let kind = frame["type"].as_str().unwrap_or_default();
+            if kind.starts_with("tool-output-") {
+                answered.insert(frame["toolCallId"].clone());
+            } else if kind == "tool-input-available" && answered.remove(&frame["toolCallId"]) {
+                frame["providerExecuted"] = true.into();
+            }
         }
     }
 
@@ -403,14 +420,31 @@ impl AiSdkFrameWriter {
     /// written. `block` is the message and the index of the result in it.
     fn result(&mut self, result: &ToolResult, block: Option<(&MessageId, usize)>) {
         let id = &result.tool_use_id;
-        let is_denied = match self.find(id) {
+        let rejected = result.decision.as_deref().filter(|decision| decision.kind == DecisionKind::Reject);
+        // A replay has no requests for approvals. A rejection without a name can be that of a callback.
+        let is_named = rejected.is_some_and(|decision| decision.by.is_some());
+        let turn = self.message.as_ref().and_then(MessageId::turn).filter(|_| is_named);
+        let (mut asks, mut is_denied) = (None, false);
+        match self.find(id) {
             Some(tool_use) if tool_use.result.as_ref() == Some(result) => return,
             Some(tool_use) => {
                 (tool_use.state, tool_use.result) = (AiSdkToolUseState::Answered, Some(result.clone()));
-                tool_use.is_asked && tool_use.decided == Some(false)
+                asks = turn.filter(|_| !tool_use.is_asked);
+                tool_use.is_asked |= asks.is_some();
+                is_denied = tool_use.is_asked && rejected.is_some();
             }
-            None => false,
-        };
+            None => {}
+        }
+        if let Some(turn) = asks {
+            let approval = pause_id(id, turn);
+            self.frame(json!({ "type": "tool-approval-request", "approvalId": approval, "toolCallId": id }));
+            if self.is_seven() {
+                let reason = result.output_text();
+                self.frame(json!({
+                    "type": "tool-approval-response", "approvalId": approval, "approved": false, "reason": reason,
+                }));
+            }
+        }
         if let Some(decision) = &result.decision {
             let mut data = json!(decision);
             data["toolCallId"] = json!(id);

@@ -1,6 +1,6 @@
 use serde_json::{Value, json};
 
-use super::{AgUiFrame, AgUiVersion, Client, Rig, kind_of, kinds, last};
+use super::{AgUiFrame, AgUiVersion, Client, Rig, kind_of, kinds, last, messages_of};
 use crate::{
     agent::{Agent, AgentBuilder, AgentCallbacks, ErrorDecision, State, SubAgent, ToolDecision},
     message::{Attachment, ToolUse, Usage},
@@ -104,6 +104,11 @@ async fn tools_with_progress_results_and_errors() {
             (&json!("a-result"), &json!(r#"{"x":1}"#))
         );
         assert_eq!(results[1]["metadata"]["isError"], true);
+        let view = rig.session.snapshot().await.unwrap();
+        let mut tools = messages_of(&view, level);
+        tools.retain(|message| message["role"] == "tool");
+        assert_eq!((tools[0].get("error"), &tools[1]["error"]), (None, &tools[1]["content"]));
+        assert!(tools[1]["error"].is_string(), "{tools:?}");
         assert!(kinds(&frames).contains(&"ACTIVITY_SNAPSHOT".to_owned()));
         rig.check_messages().await;
     }

@@ -98,6 +98,13 @@ async fn list_states_the_decisions_about_tool_uses_and_the_unusual_end_of_an_ans
         assert_eq!((&rejected["kind"], &rejected["by"]), (&json!("reject"), &json!("ben")));
         let paid = parts.iter().find(|part| part["toolCallId"] == "p").unwrap();
         assert_eq!(paid["output"], "paid {\"eur\":20}");
+        let denied = parts.iter().find(|part| part["toolCallId"] == "r").unwrap();
+        assert_eq!(
+            (&denied["state"], &denied["approval"]["approved"]),
+            (&json!("output-denied"), &json!(false))
+        );
+        assert!(denied["approval"]["id"].as_str().unwrap().starts_with("r@"), "{denied}");
+        assert_eq!(denied["approval"].get("reason").is_some(), level == AiSdkVersion::Seven);
     }
     let usual = decided(&MemoryStore::new(), StopReason::Stop).await;
     assert_eq!(list(&usual, &settings(AiSdkVersion::Seven)).await[1]["metadata"].get("stopReason"), None);

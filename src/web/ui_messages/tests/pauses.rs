@@ -10,7 +10,7 @@ use crate::{
     agent::{AgentCallbacks, State},
     message::{ToolUse, ToolUseId},
     session::{Session, SessionCommand},
-    testing::{ScriptedProvider, Step},
+    testing::{Gate, ScriptedProvider, Step},
     tool::{Decision, ToolContext, tool_fn},
     web::ui_messages::{AiSdkFrame, AiSdkRunToStream, AiSdkVersion},
 };
@@ -74,6 +74,40 @@ async fn decisions_continue_the_same_message() {
         assert_eq!(states, ["output-available", "output-available", "output-denied"]);
         let text = all.iter().filter_map(|part| part["text"].as_str()).collect::<String>();
         assert_eq!(text, "Shall I?Done.");
+    }
+}
+
+#[tokio::test]
+async fn rejected_use_is_denied_live_and_in_a_resumed_stream_and_in_the_list() {
+    for level in LEVELS {
+        let gate = Gate::new();
+        let zone = json!({ "zone": "a" });
+        let uses =
+            Step::new().then_tool_use("d1", "delete", zone.clone()).then_tool_use("d2", "delete", zone);
+        let last = Step::new().then_text(["Done."]).gate(&gate).stop();
+        let session = session([uses.stop(), last]).await;
+        let parts = fold(&ask(&session, level, "u1").await);
+        let live = Client::start(&session, level, |_| (AiSdkRunToStream::Decisions, None)).await;
+        let turn = session.snapshot().await.unwrap().agent.pauses[0].turn;
+        let decisions =
+            vec![("d1".into(), Decision::reject("Not this one.")), ("d2".into(), Decision::Execute)];
+        session.perform(SessionCommand::Decide { turn, decisions }, Some("ann")).await.unwrap();
+        gate.reached().await;
+        let resumed = Client::start(&session, level, |_| (AiSdkRunToStream::InFlight, None)).await;
+        gate.open();
+        let (live, resumed) = (live.finish().await, resumed.finish().await);
+        check(level, &resumed);
+        let denied = |parts: &[Value]| {
+            let part = parts.iter().find(|part| part["toolCallId"] == "d1" && part.get("state").is_some());
+            let part = part.expect("the tool use");
+            (part["state"].clone(), part["approval"]["id"].clone(), part["approval"]["approved"].clone())
+        };
+        let expected = (json!("output-denied"), json!(format!("d1@{turn}")), json!(false));
+        for parts in [fold_onto(parts, &live), fold(&resumed), listed(&session, level).await] {
+            assert_eq!(denied(&parts), expected);
+        }
+        let response = find(&resumed, "tool-approval-response").map(|frame| frame["reason"].clone());
+        assert_eq!(response, (level == AiSdkVersion::Seven).then(|| json!("Not this one.")));
     }
 }
 

@@ -311,6 +311,40 @@ async fn resumed_stream_replays_the_answer_in_flight() {
 }
 
 #[tokio::test]
+async fn replayed_input_of_an_answered_tool_use_tells_the_client_not_to_run_the_tool_again() {
+    for level in LEVELS {
+        let gate = Gate::new();
+        let rest = || Step::new().then_text(["Done."]).gate(&gate).stop();
+        // The second use has the id of the first one, and no result yet.
+        let again = Step::tool_use("l1", "locate", zone());
+        let session = session([Step::tool_use("l1", "locate", zone()), again, rest()]).await;
+        let live = ask(&session, level, "u1").await;
+        assert_eq!(find(&live, "tool-input-available").unwrap().get("providerExecuted"), None);
+        let answered = |id: String| {
+            let part = json!({ "type": "tool-locate", "toolCallId": "l1", "state": "output-available",
+                               "output": "Oslo" });
+            let answer = json!({ "id": id, "role": "assistant", "parts": [{ "type": "step-start" }, part] });
+            json!({ "id": "1", "trigger": "submit-message", "messageId": id, "messages": [answer] })
+        };
+        let marks = |frames: &[AiSdkFrame]| {
+            let inputs = frames.iter().filter(|frame| frame["type"] == "tool-input-available");
+            inputs.map(|frame| frame["providerExecuted"] == true).collect::<Vec<_>>()
+        };
+        let post = Client::post(&session, level, answered(listed_id(&session).await)).await.unwrap();
+        assert_eq!(marks(&post.finish().await), [false]);
+        assert_eq!(marks(&ask(&session, level, "u1").await), [true, false]);
+
+        let post = Client::post(&session, level, answered(listed_id(&session).await)).await.unwrap();
+        gate.reached().await;
+        let resumed = Client::start(&session, level, |_| (AiSdkRunToStream::InFlight, None)).await;
+        assert_eq!(marks(&resumed.frames), [true, true]);
+        gate.open();
+        post.finish().await;
+        check_listed(&session, level, &resumed.finish().await).await;
+    }
+}
+
+#[tokio::test]
 async fn staged_prompt_waits_for_its_turn_and_ends_the_response_before() {
     for level in LEVELS {
         let gate = Gate::new();

@@ -23,6 +23,7 @@ const {
   DefaultChatTransport,
   lastAssistantMessageIsCompleteWithApprovalResponses,
   lastAssistantMessageIsCompleteWithToolCalls,
+  validateUIMessages,
 } = await load('ai');
 
 const api = `${server}/api/chat${level === 6 ? '?ui=6' : ''}`;
@@ -148,6 +149,8 @@ const scenarios = {
     await chat.addToolApprovalResponse({ id: waiting[1].approval.id, approved: true });
     await until('the rest', () => chat.status === 'ready' && texts(answer(chat)) === 'Done.');
     assert.deepEqual(states(answer(chat)), ['output-denied', 'output-available', 'output-available']);
+    await sameAsListed(chat);
+    await validateUIMessages({ messages: await listed(chat.id) });
   },
 
   async 'a tool two agents below'() {

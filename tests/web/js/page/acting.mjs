@@ -40,6 +40,47 @@ await step("an answer is stopped, repeated and edited, and alternates are chosen
   await until(async () => assert.equal(await lastAnswer(page), "1 2 3"));
 });
 
+await step("keys that an input method uses neither send, stop nor discard", async (made) => {
+  const page = await open(made);
+  const commands = [];
+  page.on("request", (request) => request.url().endsWith("/commands") && commands.push(request.postDataJSON().type));
+  // Safari ends a composition, and then reports the key that has ended it with this code.
+  const compose = (area, key) => area.evaluate((element, key) => {
+    element.dispatchEvent(new KeyboardEvent("keydown", { key, keyCode: 229, bubbles: true, cancelable: true }));
+  }, key);
+  await page.fill("#prompt", "cou");
+  await compose(page.locator("#prompt"), "Enter");
+  await say(page, "count to 300");
+  await streams(page, " 12 ");
+  await compose(page.locator("#prompt"), "Escape");
+  await idle(page);
+  const user = page.locator(".message.user").first();
+  await user.hover();
+  await user.getByRole("button", { name: "Edit and send again" }).click();
+  const edited = page.getByLabel("Edited message");
+  await edited.fill("send_mail `one`");
+  for (const key of ["Enter", "Escape"]) await compose(edited, key);
+  assert.equal(await edited.inputValue(), "send_mail `one`");
+  await edited.press("Enter");
+  await page.waitForSelector(".tool.waiting");
+  await page.getByRole("button", { name: "Reject…" }).click();
+  const reason = page.getByLabel("The reason, for the model");
+  await reason.fill("No.");
+  await compose(reason, "Escape");
+  assert.equal(await reason.inputValue(), "No.");
+  await page.getByRole("button", { name: "Reject", exact: true }).click();
+  await idle(page);
+  assert.deepEqual(commands, ["run", "run", "decide"]);
+});
+
+await step("an address that names no conversation in a valid form shows a new conversation", async (made) => {
+  const page = await open(made, "#/%");
+  await say(page, "count to 3");
+  await idle(page);
+  await page.goto(`${page.url().split("#")[0]}#/%E0`);
+  await until(async () => assert.deepEqual(await texts(page, ".message"), []));
+});
+
 await step("an answer is continued in a new conversation", async (made) => {
   const page = await open(made);
   await say(page, "count to 3");

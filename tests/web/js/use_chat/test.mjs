@@ -58,26 +58,33 @@ const request = async (method, path, body) => {
 // ---- the page ----
 
 const PAGE = `
-  import { createElement as h } from "react";
+  import { createElement as h, useEffect, useRef } from "react";
   import { createRoot } from "react-dom/client";
   import { useChat } from "@ai-sdk/react";
   import { DefaultChatTransport } from "ai";
 
   // All settings are the defaults, except that the page resumes a stream after a reload, and that the fragment of its
-  // address can name another place of the routes.
+  // address can name another place of the routes. If a lost stream has nothing to resume, the page loads the messages
+  // again, as the guide recommends.
   const base = location.hash.slice(1);
   const transport = base ? new DefaultChatTransport({ api: base + "/chat" }) : undefined;
   function App({ id, messages }) {
     const chat = useChat({ id, messages, transport, resume: messages.length > 0 });
     globalThis.chat = chat;
+    const hasFailed = useRef(false);
+    useEffect(() => {
+      const isStale = hasFailed.current && chat.status === "ready";
+      hasFailed.current = chat.status === "error";
+      if (isStale) load().then(chat.setMessages);
+    }, [chat.status]);
     const texts = (message) => message.parts.filter((part) => part.type === "text").map((part) => part.text).join("");
     return h("main", { "data-status": chat.status, "data-error": chat.error?.message },
       chat.messages.map((message) => h("p", { key: message.id, className: message.role }, texts(message))));
   }
 
   const id = location.search.slice(1);
-  const messages = await (await fetch((base || "/api") + "/chat/" + id + "/messages")).json();
-  createRoot(document.querySelector("#root")).render(h(App, { id, messages }));
+  const load = async () => (await fetch((base || "/api") + "/chat/" + id + "/messages")).json();
+  createRoot(document.querySelector("#root")).render(h(App, { id, messages: await load() }));
 `;
 const { outputFiles: [bundle] } = buildSync({
   stdin: { contents: PAGE, resolveDir: process.env.OMNI_MODULES, loader: "js" },
@@ -169,6 +176,26 @@ const scenarios = {
     await answer(page, "One two.");
     await status(page, "ready");
     assert.deepEqual(await shown(page), ["user: slow", "assistant: One two."]);
+    assert.deepEqual(await listed(id), await shown(page));
+  },
+
+  async "an answer that ends while the connection is lost is complete when the page is shown again"() {
+    const { page, id } = await open();
+    await send(page, "hello");
+    await answer(page, "Hello, world.");
+    await status(page, "ready");
+    // The page resumes only after a reload with messages.
+    await page.reload();
+    await answer(page, "Hello, world.");
+    await send(page, "slow");
+    await answer(page, "One ");
+    reset();
+    await status(page, "error");
+    await request("POST", "/gate");
+    await idle(id);
+    await page.evaluate(() => document.dispatchEvent(new Event("visibilitychange")));
+    await answer(page, "One two.");
+    await status(page, "ready");
     assert.deepEqual(await listed(id), await shown(page));
   },
 

@@ -129,7 +129,8 @@ fn encode_turn_that_began_without_thinking_gets_no_budget() {
     let body = |model: &str, began: Message, next: &[Message]| {
         let history = [Message::user("a"), began, Message::user(vec![ToolResult::ok("a", "look", "seen")])];
         let request = Request::new(history.into_iter().chain(next.iter().cloned()).collect::<History>());
-        let encoded = encode(request.with_options(Options::default().with_thinking(ThinkingMode::Budget(2000))), model);
+        let encoded =
+            encode(request.with_options(Options::default().with_thinking(ThinkingMode::Budget(2000))), model);
         (encoded.body.get("thinking").map(|thinking| thinking["type"].clone()), encoded.warnings.len())
     };
     let asked = |thinking: Option<Content>| {

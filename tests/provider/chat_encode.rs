@@ -627,7 +627,8 @@ fn encode_message_with_more_calls_than_the_service_accepts_is_split() {
         for (index, part) in parts.into_iter().enumerate() {
             let asked = messages.next().unwrap();
             assert_eq!(asked["content"], if index == 0 { json!("Wait.") } else { Value::Null });
-            let calls = asked["tool_calls"].as_array().unwrap().iter().map(|call| call["id"].as_str().unwrap());
+            let calls =
+                asked["tool_calls"].as_array().unwrap().iter().map(|call| call["id"].as_str().unwrap());
             let mut ids: Vec<String> = (number..number + part).map(|number| format!("c{number}")).collect();
             assert_eq!(calls.collect::<Vec<_>>(), ids);
             number += part;

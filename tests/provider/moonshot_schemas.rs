@@ -48,7 +48,8 @@ fn check(root: &Value, schema: &Value, place: &str) -> Result<(), String> {
     if let Some(reference) = map.get("$ref") {
         let reference = reference.as_str().unwrap();
         let name = reference.strip_prefix("#/$defs/");
-        if reference != "#" && name.is_none_or(|name| name.contains('/') || root["$defs"].get(name).is_none()) {
+        if reference != "#" && name.is_none_or(|name| name.contains('/') || root["$defs"].get(name).is_none())
+        {
             return refuse("references must start with #/$defs/");
         }
         if map.len() > 1 {
@@ -108,7 +109,9 @@ fn check(root: &Value, schema: &Value, place: &str) -> Result<(), String> {
                 }
                 for part in parts {
                     let keys = part.as_object().into_iter().flat_map(Map::keys);
-                    if key == "anyOf" && keys.into_iter().any(|key| map.contains_key(key) && !is_documented(key)) {
+                    if key == "anyOf"
+                        && keys.into_iter().any(|key| map.contains_key(key) && !is_documented(key))
+                    {
                         return refuse("conflicting keywords found in anyOf with parent");
                     }
                     check(root, part, key)?;
@@ -219,7 +222,8 @@ fn type_beside_alternatives_moves_to_them() {
     assert!(object["description"].as_str().unwrap().contains("At least one of these:"));
     let part = property(json!({"allOf": [{"type": "string"}], "description": "d"}));
     assert_eq!(part, json!({"description": "d", "anyOf": [{"type": "string"}]}));
-    let union = property(json!({"oneOf": [{"type": "string"}, {"properties": {"a": {}}, "required": ["a", "b"]}]}));
+    let union =
+        property(json!({"oneOf": [{"type": "string"}, {"properties": {"a": {}}, "required": ["a", "b"]}]}));
     assert_eq!(union["anyOf"][1]["required"], json!(["a"]));
     property(json!({"type": ["object", "null"], "properties": {"a": {}}, "oneOf": [{"required": ["a"]}]}));
 }
@@ -289,7 +293,10 @@ fn schemas_of_rust_types_are_accepted() {
         /// Small.
         Small,
         /// Large.
-        Large { size: u8, place: Place },
+        Large {
+            size: u8,
+            place: Place,
+        },
         Other(Option<i64>),
     }
     let sent = offered(Schema::of::<Order>().as_value());

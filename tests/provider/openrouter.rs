@@ -271,7 +271,8 @@ async fn call_without_reasoning_is_sent_back_to_deepseek_with_an_empty_list() {
         assert_eq!(sent["messages"][1].get("reasoning_details"), details.as_ref(), "{model}");
     }
     // If the request has tools, an answer without calls needs the list too.
-    let text = History::from_iter([Message::user("Hi"), Message::assistant("Hallo"), Message::user("Wetter?")]);
+    let text =
+        History::from_iter([Message::user("Hi"), Message::assistant("Hallo"), Message::user("Wetter?")]);
     let declared = [("weather", "", json!({"type": "object"}))];
     for (declared, details) in [(&declared[..], Some(json!([]))), (&[], None)] {
         let request = Request::new(text.clone()).with_tools(tools(declared));

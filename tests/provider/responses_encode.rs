@@ -555,9 +555,12 @@ fn encode_reasoning_is_sent_back_in_the_form_of_the_service() {
 fn encode_ids_that_the_service_refuses_are_omitted_and_their_items_are_kept() {
     let long = "x".repeat(416);
     let kept = |item: &Value| Content::from(ProviderItem::new("openai_responses", item.clone()));
-    for (id, is_kept) in [("rs_1-A", true), (&long[..64], true), (&long[..65], false), (&long, false), ("a+/=", false)] {
+    for (id, is_kept) in
+        [("rs_1-A", true), (&long[..64], true), (&long[..65], false), (&long, false), ("a+/=", false)]
+    {
         let reasoning = json!({"type": "reasoning", "id": id, "summary": [], "encrypted_content": "ZW5j"});
-        let search = json!({"type": "web_search_call", "id": id, "status": "completed", "action": {"type": "search"}});
+        let search =
+            json!({"type": "web_search_call", "id": id, "status": "completed", "action": {"type": "search"}});
         let mut message = reasoned(reasoning.clone(), "Yes.");
         message.content.push(kept(&search));
         let sent = plain([message]);

@@ -5,7 +5,9 @@ use std::sync::Arc;
 
 use omni_agent::{
     message::{Content, History, Message, Thinking, ToolResult, ToolUse},
-    provider::{Completion, Effort, Model, Options, ProviderError, ProviderErrorKind, Request, http::Endpoint},
+    provider::{
+        Completion, Effort, Model, Options, ProviderError, ProviderErrorKind, Request, http::Endpoint,
+    },
 };
 use serde_json::{Value, json};
 
@@ -49,7 +51,8 @@ async fn exchange(
 
 #[tokio::test]
 async fn request_is_repeated_once_without_private_data_that_the_service_cannot_verify() {
-    let item = json!({"type": "reasoning", "id": "rs_1", "summary": [], "encrypted_content": "gAAA"}).to_string();
+    let item =
+        json!({"type": "reasoning", "id": "rs_1", "summary": [], "encrypted_content": "gAAA"}).to_string();
     let responses = history("openai_responses", Some(&item), None);
     let messages = history("anthropic_messages", Some("c2ln"), None);
     let gemini = history("google_gemini", None, Some("c2ln"));
@@ -80,9 +83,11 @@ async fn request_is_repeated_once_without_private_data_that_the_service_cannot_v
 async fn request_without_private_data_or_with_another_error_is_not_repeated() {
     let other = r#"{"error":{"message":"Invalid value for input","type":"invalid_request_error"}}"#;
     let plain = history("openai_responses", None, None);
-    let item = json!({"type": "reasoning", "id": "rs_1", "summary": [], "encrypted_content": "gAAA"}).to_string();
+    let item =
+        json!({"type": "reasoning", "id": "rs_1", "summary": [], "encrypted_content": "gAAA"}).to_string();
     let private = history("openai_responses", Some(&item), None);
-    for (history, status, refusal) in [(&plain, 400, OPENAI), (&private, 400, other), (&private, 429, OPENAI)] {
+    for (history, status, refusal) in [(&plain, 400, OPENAI), (&private, 400, other), (&private, 429, OPENAI)]
+    {
         let replies = vec![Reply::json(status, refusal)];
         let (bodies, answer) = exchange(&Endpoint::openai_responses(), "gpt-5.2", history, replies).await;
         assert_eq!((bodies.len(), answer.unwrap_err().status), (1, Some(status)), "{refusal}");

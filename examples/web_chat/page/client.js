@@ -35,7 +35,7 @@
  *   left_open?: boolean }} TreeNode
  * @typedef {{ nodes: TreeNode[], head: number | null, cursors: [number, number][], next?: number }} Tree
  * @typedef {{ id?: string, content: Content[], next?: "turn" | "step", app_data?: any, options?: any,
- *   max_steps?: number, turn_timeout?: Duration, budget?: Budget }} Prompt
+ *   max_steps?: number, turn_timeout?: Duration, budget?: Budget, mixed_steps?: boolean }} Prompt
  * @typedef {{ usd?: number, tokens?: number, requests?: number }} Budget
  * @typedef {{ budget: Budget, spent: UsageSum, reserved?: Budget, shared?: boolean, unpriced?: string }} BudgetReport
  * @typedef {"execute" | { execute_with: any } | { reject: string } | { provide: ToolResult }} Decision

@@ -47,7 +47,8 @@ fn modernised(schema: &Value) -> Option<Value> {
         fragment.is_some_and(|(_, fragment)| !fragment.is_empty())
     };
     let is_flag = |value: Option<&Value>| value.is_some_and(Value::is_boolean);
-    let found = places(schema, |map| has_old_id(map) || BOUNDS.iter().any(|(flag, _)| is_flag(map.get(*flag))));
+    let found =
+        places(schema, |map| has_old_id(map) || BOUNDS.iter().any(|(flag, _)| is_flag(map.get(*flag))));
     if found.is_empty() {
         return None;
     }

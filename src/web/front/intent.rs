@@ -216,7 +216,7 @@ fn find(posted: PostedRequest, snapshot: &SessionSnapshot) -> Option<RequestInte
             let node = asked.id();
             let is_same = blocks.is_empty() || is_same(&blocks, &asked.message().content);
             return if is_same && !is_edit {
-                run(RunAt::Again(node), Prompt::default())
+                run(RunAt::Again(node), Prompt::default().with_mixed_steps())
             } else {
                 run(RunAt::Instead(node), prompt(fresh, blocks))
             };

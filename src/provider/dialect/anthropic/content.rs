@@ -7,7 +7,8 @@ use serde_json::{Map, Value, json};
 use super::NAME;
 use crate::{
     message::{
-        Attachment, Content, History, Message, ResultBlock, Role, Source, Thinking, ToolResult, ToolUse, ToolUseId,
+        Attachment, Content, History, Message, ResultBlock, Role, Source, Thinking, ToolResult, ToolUse,
+        ToolUseId,
     },
     provider::{
         ProviderError, Request,
@@ -78,7 +79,8 @@ impl KeptThinking {
 /// a thinking block".
 pub(super) fn is_open_without_thinking(request: &Request) -> bool {
     let start = KeptThinking::Open.start(&request.history);
-    let mut answers = request.history.iter().skip(start).filter(|message| message.role == Role::Assistant).peekable();
+    let mut answers =
+        request.history.iter().skip(start).filter(|message| message.role == Role::Assistant).peekable();
     let is_sent = |content: &Content| match content {
         Content::Thinking(Thinking { redacted, signature, .. }) => {
             [redacted, signature].into_iter().flatten().any(|payload| !payload.is_empty())

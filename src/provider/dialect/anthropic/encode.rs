@@ -71,7 +71,8 @@ pub(super) fn encode(request: &Request, block_binding: bool) -> Result<Encoded, 
         out: Encoded::default(),
     };
     encoder.out.set("model", &*request.model);
-    let thinking = encoder.thinking(encoding::is_strict(request) && content::is_open_without_thinking(request));
+    let thinking =
+        encoder.thinking(encoding::is_strict(request) && content::is_open_without_thinking(request));
     encoder.show_thinking();
     let kept = encoder.unbind_thinking(block_binding);
     encoder.out.set("stream", true);
@@ -79,7 +80,8 @@ pub(super) fn encode(request: &Request, block_binding: bool) -> Result<Encoded, 
     encoder.tools(request);
     encoder.tool_choice(request, thinking.on);
     let marked = encoder.breakpoints();
-    let fills = encoder.traits.needs_thinking && encoder.thinking_type().is_none_or(|kind| kind != "disabled");
+    let fills =
+        encoder.traits.needs_thinking && encoder.thinking_type().is_none_or(|kind| kind != "disabled");
     let messages = content::messages(request, &names, encoder.cache, marked, kept, fills)?;
     encoder.out.set("messages", messages);
     encoder.container(&request.history);

@@ -45,7 +45,8 @@ const MAX_VALUES: usize = 500;
 /// because the input is validated later.
 pub(in crate::provider::dialect) fn moonshot_schema(schema: &Value) -> Value {
     let mut rewriter = MoonshotSchemaRewriter { root: schema, names: HashMap::new(), open: Vec::new() };
-    let mut out = if schema.is_object() { schema.clone() } else { json!({"type": "object", "properties": {}}) };
+    let mut out =
+        if schema.is_object() { schema.clone() } else { json!({"type": "object", "properties": {}}) };
     rewriter.rewrite(&mut out, false);
     let mut definitions = Map::new();
     while let Some((name, target)) = rewriter.open.pop() {
@@ -261,7 +262,9 @@ fn require(map: &mut Map<String, Value>) {
     if map.get("type").is_none_or(|kind| kind != "object") {
         return;
     }
-    let has = |name: &Value| name.as_str().is_some_and(|name| map.get("properties").is_some_and(|all| all.get(name).is_some()));
+    let has = |name: &Value| {
+        name.as_str().is_some_and(|name| map.get("properties").is_some_and(|all| all.get(name).is_some()))
+    };
     let names: Vec<Value> = match required {
         Some(Value::Array(names)) => names.into_iter().filter(has).collect(),
         _ => Vec::new(),
@@ -276,7 +279,9 @@ fn is_of(value: &Value, kind: &Value) -> bool {
         "array" => value.is_array(),
         "string" => value.is_string(),
         "number" => value.is_number(),
-        "integer" => value.is_i64() || value.is_u64() || value.as_f64().is_some_and(|number| number.fract() == 0.0),
+        "integer" => {
+            value.is_i64() || value.is_u64() || value.as_f64().is_some_and(|number| number.fract() == 0.0)
+        }
         "boolean" => value.is_boolean(),
         "null" => value.is_null(),
         _ => false,

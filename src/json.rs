@@ -39,6 +39,38 @@ pub(crate) fn is_shallow(value: &Value) -> bool {
     fits(value, MAX_LEVELS)
 }
 
+/// Parses JSON from a model service. Rejects repeated keys, since all but one of their values would be lost. Also rejects
+/// nesting deeper than [`MAX_LEVELS`].
+pub(crate) fn parse_strictly<T: DeserializeOwned + Into<Value>>(json: &str) -> Option<Value> {
+    let value = serde_json::from_str::<T>(json).ok()?.into();
+    (members(&value) == members_written(json) && is_shallow(&value)).then_some(value)
+}
+
+/// Counts the members of all objects in `value`.
+fn members(value: &Value) -> usize {
+    match value {
+        Value::Array(items) => items.iter().map(members).sum(),
+        Value::Object(map) => map.len() + map.values().map(members).sum::<usize>(),
+        _ => 0,
+    }
+}
+
+/// Counts the members of all objects in the valid JSON text `json`, including members with repeated keys. Each member
+/// has exactly one colon outside strings.
+fn members_written(json: &str) -> usize {
+    let (mut count, mut in_string, mut escaped) = (0, false, false);
+    for byte in json.bytes() {
+        match byte {
+            _ if escaped => escaped = false,
+            b'\\' => escaped = true,
+            b'"' => in_string = !in_string,
+            b':' if !in_string => count += 1,
+            _ => {}
+        }
+    }
+    count
+}
+
 /// Returns the maximum nesting of arrays and objects in a JSON text.
 pub(crate) fn depth(json: &[u8]) -> usize {
     let (mut depth, mut deepest) = (0_usize, 0);

@@ -23,10 +23,8 @@ pub use end::{RunEnd, RunOutcome};
 pub use error::{Error, ErrorKind};
 pub use failure::Failure;
 pub use pause::{Decided, PendingUse, SubAgentUse};
-#[cfg(feature = "web")]
-pub(crate) use prompt::ClientTools;
-pub(crate) use prompt::MAX_ID;
 pub use prompt::{Accepted, KnownPrompt, Next, Prompt, PromptId, PromptState};
+pub(crate) use prompt::{ClientTools, MAX_ID};
 pub(crate) use record::{BranchPoint, TurnRecord};
 pub use response::Response;
 pub use schedule::{Missed, Schedule, Timing};

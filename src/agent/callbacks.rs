@@ -121,7 +121,8 @@ pub trait AgentCallbacks: Send + 'static {
     /// the tool, or given by a decision that rejected the tool use or provided the result.
     ///
     /// Returns the result that the model sees. The id and name of the returned result are ignored: they are always set
-    /// to those of this tool use. An interrupt keeps existing results without calling this method.
+    /// to those of this tool use. An interrupt keeps existing results without calling this method, and so does
+    /// [`ErrorDecision::Retry`] after the turn's time limit.
     async fn handle_tool_result(&mut self, result: ToolResult, state: &mut State) -> ToolResult {
         let _ = state;
         result
@@ -273,8 +274,13 @@ pub enum ErrorDecision {
     Discard,
     /// Repeat the step at once, with the history that the failed step had. The repetition counts as a request. If the
     /// limit of requests is reached, the run ends as with `Stop` instead.
+    ///
+    /// If the turn's time limit has cut off the tools of a step, and one of them has ended, the step is not repeated, because
+    /// the tool would run again. The step keeps the results that exist, as after an interrupt. The other tool uses get error
+    /// results, and the next step begins, without an event [`Retry`](super::Event::Retry). If none of the tools has ended,
+    /// the step is repeated, although a tool that was cut off may have had an effect.
     Retry,
-    /// Repeat the step after this delay. The delay counts towards the turn's time limit. It is exact: a delay that a
-    /// service requests is extended only by the [`RetryPolicy`](crate::provider::RetryPolicy).
+    /// Continue as with `Retry`, after this delay. The delay counts towards the turn's time limit. It is exact: a delay
+    /// that a service requests is extended only by the [`RetryPolicy`](crate::provider::RetryPolicy).
     RetryAfter(Duration),
 }

@@ -168,6 +168,12 @@ impl UnfinishedStep {
     pub(crate) fn has_begun(&self) -> bool {
         self.partial.as_ref().is_some_and(|fold| !fold.blocks().is_empty())
     }
+
+    /// Returns whether the step has the result of a tool that was run.
+    pub(crate) fn has_run(&self) -> bool {
+        let mut slots = self.slots.iter().enumerate();
+        slots.any(|(place, slot)| slot.runs && (slot.result.is_some() || place < self.reviewed.len()))
+    }
 }
 
 impl AgentPhase {

@@ -4,7 +4,11 @@ use futures_util::future::BoxFuture;
 use serde::{Deserialize, Serialize};
 use tracing::Instrument;
 
-use super::{ManagerShared, registry::SessionLifeKey};
+use super::{
+    ManagerShared,
+    registry::SessionLifeKey,
+    titles::{MAX_FAILURES, Titles, heuristic},
+};
 use crate::{
     agent::{Status, SubAgentSessionOpener},
     run::Error,
@@ -383,7 +387,7 @@ impl ManagerShared {
         let span = telemetry::title(&CallerSpan::current(), id.as_str());
         let generating = async move {
             let titling = titling;
-            titling.inner.title(&session).await;
+            titling.inner.title(&session, key).await;
             drop(titling);
             // From here on, the session may sleep or be ended by its idle shutdown.
             drop(guard);
@@ -391,7 +395,7 @@ impl ManagerShared {
         tokio::spawn(generating.instrument(span));
     }
 
-    async fn title(&self, session: &Session) {
+    async fn title(&self, session: &Session, key: SessionLifeKey) {
         let Ok(tree) = session.tree().await else {
             return;
         };
@@ -400,13 +404,17 @@ impl ManagerShared {
             // A session that has ended can no longer record the usage, so an error is ignored.
             let _ = session.spent(row).await;
         }
-        match made.title {
-            Ok(Some(title)) => {
-                // A session that has ended needs no title, so an error is ignored.
-                let _ = session.suggest_title(&title, tree.head()).await;
+        let mut title = made.title;
+        if let Err(error) = &title {
+            tracing::warn!(id = %session.id(), %error, "no title was generated");
+            let is_model = matches!(self.titles, Titles::Model(_));
+            if is_model && self.registry().title_failed(session.id(), key) >= MAX_FAILURES {
+                title = Ok(heuristic(tree.history()));
             }
-            Ok(None) => {}
-            Err(error) => tracing::warn!(id = %session.id(), %error, "no title was generated"),
+        }
+        if let Ok(Some(title)) = title {
+            // A session that has ended needs no title, so an error is ignored.
+            let _ = session.suggest_title(&title, tree.head()).await;
         }
     }
 

@@ -69,6 +69,8 @@ struct ManagedSession {
     is_queued: bool,
     /// Present while a title is being generated. Cancelled when that title is set or given up.
     titling: Option<CancellationToken>,
+    /// The number of titles that a model was asked for and did not give.
+    failed_titles: u32,
     used: u64,
     /// When the conversation was opened, as a value of the registry's clock.
     since: u64,
@@ -141,6 +143,7 @@ impl SessionRegistry {
                 status: Status::Idle,
                 is_queued: false,
                 titling: None,
+                failed_titles: 0,
                 used: self.clock,
                 since: 0,
                 rest: SessionSleepRequestState::default(),
@@ -334,6 +337,14 @@ impl SessionRegistry {
         let session = slot.session.clone()?;
         slot.titling = Some(CancellationToken::new());
         Some(session)
+    }
+
+    /// Counts a title that a model was asked for and did not give. Returns how often this has happened since the session
+    /// was opened.
+    pub(super) fn title_failed(&mut self, id: &ConversationId, key: SessionLifeKey) -> u32 {
+        let Some(slot) = self.slot(id, key) else { return 0 };
+        slot.failed_titles += 1;
+        slot.failed_titles
     }
 
     pub(super) fn end_title(&mut self, id: &ConversationId, key: SessionLifeKey) {

@@ -20,7 +20,8 @@ pub enum Titles {
     /// Takes the beginning of the first user message.
     #[default]
     Heuristic,
-    /// Asks a model for three to six words.
+    /// Asks a model for three to six words. A model that gives no title is asked again after the next turn. After three
+    /// failures while a conversation is open, the title is that of [`Heuristic`](Self::Heuristic).
     Model(Model),
     /// Calls the application's generator.
     Own(Arc<dyn TitleGenerator>),
@@ -57,6 +58,8 @@ const EXCERPT: usize = 2000;
 const HEURISTIC: usize = 50;
 /// The maximum length of a model's title in characters.
 const LONGEST: usize = 100;
+/// The number of failures of a model after which the title is a heuristic one.
+pub(super) const MAX_FAILURES: u32 = 3;
 
 impl Titles {
     pub(super) fn is_off(&self) -> bool {
@@ -93,7 +96,7 @@ async fn by_application(
 }
 
 /// Returns the first nonempty text of the user on one line, shortened between words.
-fn heuristic(history: &History) -> Option<String> {
+pub(super) fn heuristic(history: &History) -> Option<String> {
     let users = history.iter().filter(|message| message.role == Role::User && message.compaction.is_none());
     let text = users.map(|message| message.text()).find(|text| !text.trim().is_empty())?;
     Some(shorten(&text, HEURISTIC))
@@ -143,9 +146,12 @@ fn beginning(word: &str, limit: usize) -> &str {
 async fn by_model(model: &Model, history: &History) -> TitleGenerationResult {
     let part = |role: Role, name: &str| {
         let own = history.iter().filter(|message| message.role == role && message.compaction.is_none());
-        let text = own.map(|message| message.text());
-        let text = text.into_iter().find(|text| !text.trim().is_empty())?;
-        Some(format!("{name}: {}", text.chars().take(EXCERPT).collect::<String>()))
+        let is_model = role == Role::Assistant;
+        own.map(|message| message.text()).find_map(|text| {
+            let text = if is_model { without_reasoning(&text)? } else { &text };
+            let excerpt = || format!("{name}: {}", text.chars().take(EXCERPT).collect::<String>());
+            (!text.trim().is_empty()).then(excerpt)
+        })
     };
     let Some(question) = part(Role::User, "User") else {
         return TitleGenerationResult { title: Ok(None), usage: Vec::new() };
@@ -163,7 +169,10 @@ async fn by_model(model: &Model, history: &History) -> TitleGenerationResult {
         Ok(generated) if generated.stop_reason == StopReason::Length => {
             Err(format!("the model used all {MODEL_TOKENS} tokens before the title was complete; choose another model for titles").into())
         }
-        Ok(generated) => Ok(tidy(&generated.message.text())),
+        Ok(generated) => match tidy(&generated.message.text()) {
+            None => Err("the answer of the model contains no title; choose another model for titles".into()),
+            title => Ok(title),
+        },
     };
     TitleGenerationResult { title, usage }
 }
@@ -200,7 +209,20 @@ async fn generate(
     fold.finish(Timestamp::now())
 }
 
-/// Returns the first nonempty line, without the quotation marks and markup that models put around a title.
+/// Returns a model's text without the reasoning at its beginning, which local and compatible services send between tags.
+/// Returns `None` if the reasoning has no end.
+fn without_reasoning(text: &str) -> Option<&str> {
+    const TAGS: [&str; 2] = ["<think>", "</think>"];
+    // The ASCII letters of both texts are at the same places.
+    let lower = text.to_ascii_lowercase();
+    if !lower.trim_start().starts_with(TAGS[0]) {
+        return Some(text);
+    }
+    Some(&text[lower.find(TAGS[1])? + TAGS[1].len()..])
+}
+
+/// Returns the first nonempty line after the reasoning, without the quotation marks and markup that models put around a
+/// title.
 fn tidy(text: &str) -> Option<String> {
     let around = |c: char| {
         c.is_whitespace() || matches!(c, '"' | '\'' | '`' | '*' | '#' | '“' | '”' | '„' | '«' | '»')
@@ -210,7 +232,7 @@ fn tidy(text: &str) -> Option<String> {
         let line = line.strip_prefix("Title:").unwrap_or(line);
         line.trim_start_matches(around).trim_end_matches(|c| around(c) || c == '.').to_owned()
     };
-    let line = text.lines().map(bare).find(|line| !line.is_empty())?;
+    let line = without_reasoning(text)?.lines().map(bare).find(|line| !line.is_empty())?;
     Some(shorten(&line, LONGEST))
 }
 

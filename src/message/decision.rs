@@ -48,7 +48,8 @@ pub enum DecisionKind {
     Provide,
     /// Nobody decided within the time limit, so the decision for its end applies.
     Expired,
-    /// The end of its run or of its process has cut off the tool use before the tool has ended.
+    /// The end of its run or of its process, or the time limit of its turn, has cut off the tool use before the tool has
+    /// ended.
     Interrupted,
 }
 

@@ -5,7 +5,7 @@ use serde_json::{Map, Value};
 
 use super::{BlockStart, Delta, MessageDelta, Part, ProviderError, ProviderErrorKind, StopReason};
 use crate::{
-    json::{MAX_LEVELS, is_shallow},
+    json::{MAX_LEVELS, is_shallow, parse_strictly},
     message::{
         Content, Message, Role, Text, Thinking, Timestamp, ToolUse, ToolUseId, Usage, member_weight,
         value_weight,
@@ -139,6 +139,15 @@ impl Fold {
         }
     }
 
+    /// Sets the input of a tool use, in place of the JSON text that has arrived, unless the message becomes too large.
+    pub(crate) fn set_input(&mut self, index: usize, input: Value) {
+        if let Some(PartialBlock { content: Content::ToolUse(tool_use), .. }) = self.blocks.get_mut(index)
+            && let Ok(weight) = grown(self.weight, value_weight(&input), 0)
+        {
+            (tool_use.input, self.weight) = (input, weight);
+        }
+    }
+
     /// Discards the blocks so far. The message data is kept.
     pub(crate) fn restart(&mut self) {
         self.blocks.clear();
@@ -259,7 +268,8 @@ impl Fold {
     /// Returns the complete message, with `now` as its time.
     ///
     /// The input of a tool use is invalid if it is not a JSON object, repeats a key or is nested deeper than
-    /// [`MAX_DEPTH`](Self::MAX_DEPTH). A tool use with an invalid input gets an empty input, and the raw text is kept.
+    /// [`MAX_DEPTH`](Self::MAX_DEPTH). A JSON string that contains an object counts as this object, because some models
+    /// encode it twice. A tool use with an invalid input gets an empty input, and the raw text is kept.
     /// If a tool use has no input at all, its input becomes an empty object, unless the response may have been
     /// truncated. In a truncated response, a missing input is invalid.
     ///
@@ -379,9 +389,10 @@ impl PartialBlock {
                 return other;
             }
         };
-        if cut || !is_blank(&self.input) {
+        let is_set = tool_use.input.as_object().is_some_and(|input| !input.is_empty());
+        if !is_set && (cut || !is_blank(&self.input)) {
             match parse_input(&self.input) {
-                Some(input) => tool_use.input = Value::Object(input),
+                Some(input) => tool_use.input = input,
                 None => tool_use.malformed = Some(self.input),
             }
         }
@@ -423,38 +434,8 @@ fn is_blank(text: &str) -> bool {
     text.trim().is_empty()
 }
 
-/// Parses `json` as an object. Rejects repeated keys, since all but one of their values would be lost. Also rejects
-/// nesting deeper than [`MAX_DEPTH`](Fold::MAX_DEPTH).
-fn parse_input(json: &str) -> Option<Map<String, Value>> {
-    let input = Value::Object(serde_json::from_str(json).ok()?);
-    let whole = members(&input) == members_written(json) && is_shallow(&input);
-    match input {
-        Value::Object(input) if whole => Some(input),
-        _ => None,
-    }
-}
-
-/// Counts the members of all objects in `value`.
-fn members(value: &Value) -> usize {
-    match value {
-        Value::Array(items) => items.iter().map(members).sum(),
-        Value::Object(map) => map.len() + map.values().map(members).sum::<usize>(),
-        _ => 0,
-    }
-}
-
-/// Counts the members of all objects in the valid JSON text `json`, including members with repeated keys. Each member
-/// has exactly one colon outside strings.
-fn members_written(json: &str) -> usize {
-    let (mut count, mut in_string, mut escaped) = (0, false, false);
-    for byte in json.bytes() {
-        match byte {
-            _ if escaped => escaped = false,
-            b'\\' => escaped = true,
-            b'"' => in_string = !in_string,
-            b':' if !in_string => count += 1,
-            _ => {}
-        }
-    }
-    count
+/// Parses the input of a tool use, which is a JSON object. Some models send the object within a JSON string.
+fn parse_input(json: &str) -> Option<Value> {
+    let parse = parse_strictly::<Map<String, Value>>;
+    parse(json).or_else(|| parse(&serde_json::from_str::<String>(json).ok()?))
 }

@@ -1,6 +1,6 @@
 use std::{sync::Arc, time::Duration};
 
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::Value;
 
 use super::RunOutcome;
@@ -10,7 +10,7 @@ use crate::{
     panics::contained,
     provider::{Model, Options},
     setters::setters,
-    tool::{ToolDeclaration, ToolSet},
+    tool::{ToolDeclaration, ToolSet, declared_tool_with_schema},
 };
 
 text_id! {
@@ -201,7 +201,7 @@ pub struct Prompt {
     #[serde(default, skip_serializing_if = "is_default")]
     pub mixed_steps: bool,
     /// The tools that the client behind the prompt runs. They are offered in addition to the agent's tools, and only
-    /// during the run of this prompt. They are never serialised.
+    /// during the run of this prompt. They are serialised only with the record of their turn.
     #[serde(skip)]
     pub(crate) client_tools: ClientTools,
 }
@@ -228,8 +228,32 @@ impl ClientTools {
         contained(all).ok().flatten().unwrap_or_else(|| own.clone())
     }
 
+    pub(crate) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
     fn weight(&self) -> usize {
         self.0.declarations().iter().map(ToolDeclaration::weight).sum()
+    }
+}
+
+impl Serialize for ClientTools {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        self.0.declarations().serialize(serializer)
+    }
+}
+
+impl<'de> Deserialize<'de> for ClientTools {
+    /// Leaves out the declarations that are unusable in this version.
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let mut tools = ToolSet::new();
+        for declared in Vec::<Value>::deserialize(deserializer)? {
+            if let Ok(ToolDeclaration { name, description, schema, .. }) = serde_json::from_value(declared) {
+                // A tool that the set refuses is left out too.
+                let _ = tools.insert(Arc::new(declared_tool_with_schema(&name, &description, schema)));
+            }
+        }
+        Ok(Self(tools))
     }
 }
 
@@ -331,7 +355,7 @@ impl Prompt {
 
     /// Returns whether the prompt has a model, an API key, headers or tools of a client, which have no JSON form.
     pub(crate) fn has_unserialised_parts(&self) -> bool {
-        self.model.is_some() || self.options.has_secrets() || !self.client_tools.0.is_empty()
+        self.model.is_some() || self.options.has_secrets() || !self.client_tools.is_empty()
     }
 
     /// Returns the same prompt without the parts that have no JSON form: the model, the API key, the headers and the

@@ -15,11 +15,14 @@ use super::{
     question::{self, Question},
 };
 use crate::{
-    agent::{Event, Status},
+    agent::{Event, Snapshot, Status},
     error_chain,
-    message::{Content, Message, ToolUseId},
+    message::{Content, Message, ToolUseId, TurnId},
     provider::{PartialBlock, StopReason},
-    run::{Accepted, Decided, Error, ErrorKind, PendingUse, Prompt, PromptState},
+    run::{
+        Accepted, Decided, Error, ErrorKind, Failure, PendingUse, Prompt, PromptState, Response, RunEnd,
+        RunOutcome,
+    },
     session::{Mode, SessionEvent, SessionSnapshot, StoreReport},
     subscription::Update,
     tool::Decision,
@@ -37,6 +40,8 @@ pub(super) struct ChatInProgress {
     pub(super) runs: u32,
     /// The failure of the last run.
     pub(super) failed: Option<Error>,
+    /// The last turn of the last run whose end is known.
+    ended: Option<TurnId>,
     /// The tool uses that wait for decisions, and the questions of running tools. The person is asked about the first of
     /// them.
     waiting: VecDeque<Arc<PendingUse>>,
@@ -53,7 +58,19 @@ impl ChatInProgress {
     pub(super) fn new(chat: Chat, printer: EventPrinter) -> Self {
         let (unanswered, compacting, failed, question) = (None, None, None, None);
         let (waiting, questions, decided) = (VecDeque::new(), HashSet::new(), HashMap::new());
-        Self { chat, printer, unanswered, compacting, runs: 0, failed, waiting, questions, decided, question }
+        Self {
+            chat,
+            printer,
+            unanswered,
+            compacting,
+            runs: 0,
+            failed,
+            ended: None,
+            waiting,
+            questions,
+            decided,
+            question,
+        }
     }
 
     pub(super) async fn follow(&mut self, mut input: Entries, mut signals: Entries) -> Result<(), Error> {
@@ -104,6 +121,7 @@ impl ChatInProgress {
                             self.printer.end_text();
                             self.printer.note("[some output was skipped]");
                             self.take(&snapshot);
+                            self.take_missed_end(&snapshot.agent);
                         }
                         Some(Update::Closed(end)) => return Err(Error::ended("session", &end.reason)),
                         None => return Ok(()),
@@ -170,12 +188,37 @@ impl ChatInProgress {
             self.show_end(&snapshot.tree);
         }
         self.take(snapshot);
-        if let (Some(end), false) = (&snapshot.agent.last_run, self.is_busy()) {
-            self.keep(&end.unanswered);
-            for prompt in &end.staged {
-                self.printer.note(&format!("[not sent: {}]", text_of(prompt)));
+        if let Some(end) = &snapshot.agent.last_run {
+            self.ended = end.turn;
+            if !self.is_busy() {
+                self.keep_prompts(end);
             }
         }
+    }
+
+    /// Keeps the prompt of a run that ended without a response, and shows the prompts that the run did not use.
+    fn keep_prompts(&mut self, end: &RunEnd) {
+        self.keep(&end.unanswered);
+        for prompt in &end.staged {
+            self.printer.note(&format!("[not sent: {}]", text_of(prompt)));
+        }
+    }
+
+    /// Handles the end of a run as its event would be handled, if the event was missed.
+    fn take_missed_end(&mut self, agent: &Snapshot) {
+        let Some(end) = agent.last_run.as_deref().filter(|_| agent.status == Status::Idle) else { return };
+        if end.turn == self.ended {
+            return;
+        }
+        self.ended = end.turn;
+        self.failed = None;
+        if let RunOutcome::Failed { failure } = &end.outcome {
+            let model = &agent.state.model;
+            let response = Response::empty(model, StopReason::Failed, agent.step, agent.run);
+            self.fail(failure, &Arc::new(response));
+        }
+        self.keep_prompts(end);
+        self.end_run();
     }
 
     /// Takes over the state of the run, and shows the part of its answer that has arrived.
@@ -204,6 +247,10 @@ impl ChatInProgress {
 
     fn event(&mut self, event: &Event) {
         self.printer.event(event);
+        if let Some(end) = RunEnd::of(event) {
+            self.ended = end.turn;
+            self.failed = None;
+        }
         match event {
             Event::Status { status, pauses } => {
                 // Another client may have started the run.
@@ -225,7 +272,6 @@ impl ChatInProgress {
                 self.decided.remove(&decided.tool_use_id);
             }
             Event::Turn { response, continues: false } => {
-                self.failed = None;
                 match response.stop_reason {
                     StopReason::Interrupted => {
                         self.printer.note("[interrupted; the response so far is kept]");
@@ -238,8 +284,7 @@ impl ChatInProgress {
                 self.end_run();
             }
             Event::Error { failure, response, committed } => {
-                self.printer.line(&format!("error: {}", error_chain(failure)));
-                self.failed = Some(Error::failed(failure.clone(), Arc::clone(response)));
+                self.fail(failure, response);
                 if *committed {
                     self.printer.note("[the work so far is kept; say \"continue\"]");
                 } else {
@@ -253,6 +298,11 @@ impl ChatInProgress {
             }
             _ => {}
         }
+    }
+
+    fn fail(&mut self, failure: &Failure, response: &Arc<Response>) {
+        self.printer.line(&format!("error: {}", error_chain(failure)));
+        self.failed = Some(Error::failed(failure.clone(), Arc::clone(response)));
     }
 
     fn end_run(&mut self) {

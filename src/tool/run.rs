@@ -17,6 +17,7 @@ use tracing::{Instrument, Span};
 
 use super::{Tool, ToolContext, ToolError, ToolOutput, ToolSet, context::QuestionWaitClock, output::cap};
 use crate::{
+    json::{is_shallow, parse_strictly},
     message::{ToolResult, ToolUse},
     panics::contained,
     setters::setters,
@@ -159,6 +160,31 @@ impl ToolSet {
         Some(ToolResult::error(tool_use, refused.ok().flatten()?))
     }
 
+    /// Returns the input with objects and arrays in place of the members that a model has sent as JSON within a string.
+    /// Returns `None` if the tool accepts the strings, or refuses the decoded input too.
+    pub(crate) fn decoded_input(&self, tool_use: &ToolUse) -> Option<Value> {
+        let decode = || {
+            let tool = self.get(&tool_use.name).filter(|tool| tool.has_handler())?;
+            let members = tool_use.input.as_object()?.iter();
+            let members: Vec<_> =
+                members.filter_map(|(name, value)| Some((name, decoded(value.as_str()?)?))).collect();
+            if members.is_empty() {
+                return None;
+            }
+            let problems = tool.schema().validate(&tool_use.input).err()?;
+            let mut input = tool_use.input.clone();
+            for (name, value) in members {
+                // If a string is allowed here, the problems do not name this place.
+                if problems.contains(&format!("- at /{name}: ")) {
+                    input[name] = value;
+                }
+            }
+            check_input(&**tool, &tool_use.name, &input).ok()?;
+            is_shallow(&input).then_some(input)
+        };
+        contained(decode).ok().flatten()
+    }
+
     fn no_such_tool(&self, name: &str) -> String {
         const SHOWN: usize = 50;
         let name = clip(name, 200);
@@ -176,6 +202,11 @@ impl ToolSet {
 
 fn no_handler(name: &str) -> String {
     format!("The tool {name:?} can't be run: it is only declared here.")
+}
+
+/// Returns the object or the array in a text.
+fn decoded(text: &str) -> Option<Value> {
+    text.trim_start().starts_with(['{', '[']).then(|| parse_strictly::<Value>(text))?
 }
 
 /// Checks an input against the tool's schema. The error text is for the model.

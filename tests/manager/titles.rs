@@ -169,6 +169,8 @@ async fn model_receives_the_conversation_and_its_answer_is_cleaned_up() {
         "Title:\nA Trip to Lisbon",
         "A Trip to Lisbon\n\nThis title says what it is about.",
         "A  Trip\tto   Lisbon",
+        "<think>\nA trip.\n</think>\n\nA Trip to Lisbon",
+        "\n<THINK></Think>**A Trip to Lisbon**",
     ];
     for answer in answers {
         assert_eq!(by_model(Step::text(answer)).await.as_deref(), Some("A Trip to Lisbon"), "{answer:?}");
@@ -179,7 +181,8 @@ async fn model_receives_the_conversation_and_its_answer_is_cleaned_up() {
 
 #[tokio::test(start_paused = true)]
 async fn model_gives_no_usable_answer_no_title() {
-    for answer in ["", "   ", "\n\n", "\"\"", "...", "Title:"] {
+    let unfinished = "<think>\nThe user asks about a trip";
+    for answer in ["", "   ", "\n\n", "\"\"", "...", "Title:", unfinished, "<think>A trip.</think>\n"] {
         assert_eq!(by_model(Step::text(answer)).await, None, "{answer:?}");
     }
     let error = ProviderError::new(ProviderErrorKind::InvalidRequest, "no");
@@ -208,6 +211,45 @@ async fn model_fails_it_is_asked_again_after_the_next_turn() {
         assert_eq!((title(&session).await, provider.requests().len()), (None, 1));
         session.ask("And then?").await.unwrap();
         assert_eq!(title(&session).await.as_deref(), Some("A Trip"));
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn model_fails_three_times_the_title_is_heuristic() {
+    let provider = ScriptedProvider::new((0..3).map(|_| Step::text("")));
+    let manager = with(Titles::Model(provider.model()));
+    let session = create(&manager, "talk", parrot()).await;
+    for turn in 1..=10 {
+        session.ask("Where to?").await.unwrap();
+        let expected = (turn >= 3).then_some("Where to?");
+        assert_eq!(title(&session).await.as_deref(), expected);
+        assert_eq!(provider.requests().len(), turn.min(3));
+    }
+    // A model that answers again gives the next title.
+    let provider = ScriptedProvider::new([Step::text(""), Step::text("A Trip"), Step::text("Another")]);
+    let manager = with(Titles::Model(provider.model()));
+    let session = create(&manager, "talk", parrot()).await;
+    for expected in [None, Some("A Trip"), Some("Another")] {
+        session.ask("Where to?").await.unwrap();
+        assert_eq!(title(&session).await.as_deref(), expected);
+        session.set_title(None).await.unwrap();
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn model_receives_an_answer_without_its_reasoning() {
+    for (answer, shown) in [
+        ("<think>Rivers?</think>\nThe Tagus", "Assistant: \nThe Tagus"),
+        ("<think>Rivers?", ""),
+        ("The tag <think>Rivers?</think>", "Assistant: The tag <think>Rivers?</think>"),
+    ] {
+        let titles = ScriptedProvider::new([Step::text("Rivers")]);
+        let manager = with(Titles::Model(titles.model()));
+        let session = create(&manager, "talk", scripted([Step::text(answer)])).await;
+        session.ask("<think> is a tag?").await.unwrap();
+        assert_eq!(title(&session).await.as_deref(), Some("Rivers"));
+        let asked = titles.last_request().unwrap().history.last().unwrap().text();
+        assert_eq!(asked, format!("User: <think> is a tag?\n\n{shown}"));
     }
 }
 

@@ -8,10 +8,12 @@ use std::{
 
 use futures_util::stream;
 use omni_agent::{
-    ErrorKind, ProviderError, ProviderErrorKind,
+    Error, ErrorKind, ProviderError, ProviderErrorKind,
     terminal::{Chat, Entry},
     testing::Step,
+    tool::Decision,
 };
+use serde_json::json;
 
 use crate::support::{Talk, scripted};
 
@@ -45,6 +47,64 @@ async fn piped_chat_whose_last_run_fails_returns_the_failure() {
         assert!(shown.contains("error: "), "{shown}");
         assert_eq!(ended.err().map(|error| error.kind()), fails.then_some(ErrorKind::Failed), "{shown}");
     }
+}
+
+/// Returns the answer of a model in more pieces than the chat may lag behind.
+fn long() -> Step {
+    Step::new().then_text(["word "; 400])
+}
+
+#[tokio::test(start_paused = true)]
+async fn piped_chat_misses_the_end_of_the_last_run_it_returns_what_the_run_returned() {
+    let delete = || Step::tool_use("d", "delete", json!({ "path": "a.txt" }));
+    let fails = long().fail(ProviderError::new(ProviderErrorKind::Auth, "the key is wrong"));
+    let cases = [([Step::text("One"), delete(), fails], true), ([failure(), delete(), long().stop()], false)];
+    for (steps, is_error) in cases {
+        let session = scripted(steps).await;
+        let own = session.clone();
+        let talk = Talk::with(&session, |chat| {
+            // The chat reads no event while its command runs.
+            let chat = chat.piped().command("/allow", "allows it, and waits", move |_| {
+                let own = own.clone();
+                async move {
+                    let pause = own.snapshot().await?.agent.pauses[0].tool_use.id.clone();
+                    own.resume(pause, Decision::Execute).await?;
+                    own.wait_until_idle().await?;
+                    Ok::<_, Error>("allowed".to_owned())
+                }
+            });
+            chat.after_run(|| "a run is over".to_owned())
+        });
+        for line in ["First", "Second", "/allow"] {
+            talk.type_line(line);
+        }
+        let (ended, shown) = talk.end_input().await;
+        assert!(shown.contains("[some output was skipped]"), "{shown}");
+        assert!(shown.contains("the key is wrong"), "{shown}");
+        assert_eq!(shown.matches("a run is over").count(), 2, "{shown}");
+        assert_eq!(ended.err().map(|error| error.kind()), is_error.then_some(ErrorKind::Failed), "{shown}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn piped_chat_misses_events_after_an_earlier_failure_it_returns_no_error() {
+    let session = scripted([failure()]).await;
+    session.ask("Before").await.unwrap_err();
+    let named = session.clone();
+    let mut talk = Talk::with(&session, |chat| {
+        chat.piped().command("/names", "gives many titles", move |_| {
+            let named = named.clone();
+            async move {
+                for number in 0..400 {
+                    named.set_title(Some(&number.to_string())).await?;
+                }
+                Ok::<_, Error>("named".to_owned())
+            }
+        })
+    });
+    talk.type_line("/names");
+    talk.sees("[some output was skipped]").await;
+    talk.end_input().await.0.unwrap();
 }
 
 #[tokio::test(start_paused = true)]

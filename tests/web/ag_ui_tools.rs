@@ -2,8 +2,9 @@
 
 use axum::{Router, body::Body, http::Method};
 use omni_agent::{
-    Agent,
+    Agent, Tool,
     access::{Principal, StartRequest},
+    agent::Durable,
     manager::{Manager, OpenOptions, Titles},
     provider::Request,
     store::{ConversationId, MemoryStore},
@@ -14,7 +15,10 @@ use omni_agent::{
 use serde_json::{Value, json};
 use tower::ServiceExt;
 
-use crate::support::{Users, labels, request, run_input};
+use crate::{
+    nested_approvals::resume,
+    support::{Users, labels, request, run_input},
+};
 
 fn schema(property: &str) -> Value {
     json!({ "type": "object", "properties": { property: { "type": "string" } } })
@@ -34,13 +38,20 @@ impl Server {
     }
 
     async fn with(provider: ScriptedProvider) -> Self {
+        Self::durable(provider, Durable::Turns).await
+    }
+
+    /// A server whose tool `look` needs an approval if more than whole turns are durable.
+    async fn durable(provider: ScriptedProvider, level: Durable) -> Self {
         let model = provider.model();
         let options = move || {
             let of = |property: &str| Schema::new(schema(property)).unwrap();
             let look = async |_: Value, _: ToolContext| Ok::<_, omni_agent::ToolError>("a b");
             let look = tool_fn_with_schema("look", "Looks.", of("place"), look);
+            let look: Box<dyn Tool> =
+                if level > Durable::Turns { Box::new(look.needs_approval()) } else { Box::new(look) };
             let confirm = declared_tool_with_schema("confirm", "Asks the user.", of("question"));
-            OpenOptions::new(Agent::builder().model(model.clone()).tool(look).tool(confirm))
+            OpenOptions::new(Agent::builder().model(model.clone()).tool(look).tool(confirm)).durable(level)
         };
         let manager = Manager::builder(MemoryStore::new()).titles(Titles::Off).build();
         let id = ConversationId::new("talk").unwrap();
@@ -174,6 +185,41 @@ async fn runs_of_other_requests_have_no_tools_of_a_client() {
     session.again(shown).start().await.unwrap();
     session.wait_until_idle().await.unwrap();
     assert_eq!(server.names(), [with(&["show"]), with(&[]), with(&[])]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn paused_turn_that_is_opened_again_has_the_tools_of_its_client() {
+    for level in [Durable::Approvals, Durable::InFlight] {
+        let look = Step::tool_use("t1", "look", json!({ "place": "here" }));
+        let steps = [look, Step::tool_use("t2", "show", json!({ "x": "page" })), Step::text("Shown.")];
+        let mut server = Server::durable(ScriptedProvider::new(steps), level).await;
+        let text = read(server.start(tools(&["show", "draw"])).await).await;
+        let id = ConversationId::new("talk").unwrap();
+        let session = server.manager.get(&id).unwrap();
+        let pause = session.snapshot().await.unwrap().agent.pauses[0].clone();
+        drop(session);
+        server.manager.close(&id).await.unwrap();
+        assert!(text.contains("interrupt"), "{text}");
+        // The decision starts no run, so its own tools do not count.
+        let interrupt = format!("{}@{}", pause.tool_use.id, pause.turn);
+        let mut decision = resume("talk", "r2", &interrupt);
+        decision["tools"] = tools(&["other"]);
+        let text = read(server.send("/ag-ui", decision).await).await;
+        assert!(text.contains("RUN_FINISHED") && text.contains("show"), "{text}");
+        assert_eq!(server.names(), [with(&["draw", "show"]), with(&["draw", "show"])]);
+        // The use of the tool has stayed open, so the client gives its result.
+        let frames = text.lines().filter_map(|line| line.strip_prefix("data: "));
+        let mut frames = frames.filter_map(|frame| serde_json::from_str::<Value>(frame).ok());
+        let call = frames.find(|frame| frame["toolCallName"] == "show").unwrap()["toolCallId"].take();
+        let mut result = run_input("talk", "r3", "");
+        result["messages"] =
+            json!([{ "id": "m3", "role": "tool", "toolCallId": call, "content": "The page is open." }]);
+        let text = read(server.send("/ag-ui", result).await).await;
+        assert!(text.contains("Shown."), "{text}");
+        let sent = server.provider.last_request().unwrap().history;
+        let results: Vec<_> = sent.last().unwrap().tool_results().map(|result| result.text()).collect();
+        assert_eq!(results, ["The page is open."]);
+    }
 }
 
 #[tokio::test(start_paused = true)]

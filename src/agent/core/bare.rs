@@ -18,6 +18,7 @@ use crate::{
     },
     json,
     message::{History, ToolResult, ToolUse, ToolUseId, TurnId, answer_open_tool_uses},
+    run::ClientTools,
 };
 
 /// The recorded form of the core, as JSON: a turn and its stage, or the time between two turns of a run.
@@ -40,6 +41,9 @@ struct RecordedAgentCore<'a> {
     /// The name of the model that the turn's prompt selects, if it selects one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     model: Option<Cow<'a, str>>,
+    /// The tools that the client behind the turn's prompt runs.
+    #[serde(default, skip_serializing_if = "ClientTools::is_empty")]
+    client_tools: Cow<'a, ClientTools>,
     /// The decisions that were made before their pauses were reported, most of them while no process had the
     /// conversation open.
     #[serde(default, skip_serializing_if = "<[_]>::is_empty")]
@@ -77,6 +81,7 @@ impl AgentCore {
             stage: stage.map(Cow::Borrowed),
             between: between.map(Cow::Borrowed),
             model: origin.prompt.model.as_ref().map(|model| model.saved_name().into()),
+            client_tools: Cow::Borrowed(&origin.prompt.client_tools),
             decided: early.unwrap_or_default().into(),
         };
         let core = serde_json::to_string(&bare).expect("the core has a JSON form");
@@ -228,6 +233,9 @@ fn restore(
         }
         _ => return Err("the turn and its stage do not fit together".to_owned()),
     };
+    if let Some((origin, _)) = core.phase.origin_mut() {
+        Arc::make_mut(&mut origin.prompt).client_tools = bare.client_tools.into_owned();
+    }
     Ok((core, bare.model.map(Cow::into_owned)))
 }
 

@@ -160,7 +160,7 @@ impl AgentCore {
         cx: &mut CoreInputContext<'_>,
     ) {
         let failing = in_stage!(AgentTurnStage::Failing { failure, remains } => (failure, *remains));
-        let Some((turn, (failure, remains))) = self.phase.take_awaited(op, failing) else {
+        let Some((mut turn, (failure, remains))) = self.phase.take_awaited(op, failing) else {
             return;
         };
         let delay = match decision {
@@ -178,7 +178,14 @@ impl AgentCore {
         if turn.is_exhausted() {
             return self.fail(turn, failure, remains, cx);
         }
-        self.repeat(turn, failure, remains.partial, delay, None, cx);
+        if !remains.has_run() {
+            return self.repeat(turn, failure, remains.partial, delay, None, cx);
+        }
+        // Only the time limit cuts a step whose tools have started. Its repetition would run these tools again.
+        let results = cut_results(&turn, remains, None, cx);
+        let emitted = results.len();
+        self.end_step(&mut turn, results, emitted, cx);
+        self.prepare_after(turn, &failure, delay, cx);
     }
 
     /// Repeats the step after `delay`, without its partial response. `model` is the name of the model, if it is another
@@ -203,10 +210,21 @@ impl AgentCore {
         let pending = turn.step_start;
         let complete = turn.working.pending_len() > pending;
         turn.working.rebase(&self.history, pending);
+        cx.emit(Event::Retry { failure: failure.clone(), delay, pending, complete, step: turn.step, model });
+        self.prepare_after(turn, &failure, delay, cx);
+    }
+
+    /// Prepares the next request after `delay`. If the turn has reached its time limit, its time begins again.
+    fn prepare_after(
+        &mut self,
+        turn: Box<Turn>,
+        failure: &Failure,
+        delay: Duration,
+        cx: &mut CoreInputContext<'_>,
+    ) {
         if matches!(failure, Failure::TimeLimit { .. }) {
             cx.push(AgentEffect::Watch(turn.origin.prompt.turn_timeout.or(cx.config.settings.turn_timeout)));
         }
-        cx.emit(Event::Retry { failure, delay, pending, complete, step: turn.step, model });
         if delay.is_zero() {
             return self.prepare(turn, cx);
         }
@@ -464,9 +482,9 @@ fn texts(failure: Option<&Failure>) -> (String, String) {
     }
 }
 
-/// Returns the results of a step that is cut short by an interrupt or by `failure`, one for each open tool use, and
-/// emits the results that subscribers have not seen. Existing results are kept, because the tool has already had its
-/// effect or the application gave the result.
+/// Returns the results of a step that is cut short, one for each open tool use, and emits the results that subscribers have
+/// not seen. `failure` is `None` after an interrupt, and if the run continues. Existing results are kept, because the tool
+/// has already had its effect or the application gave the result.
 fn cut_results(
     turn: &Turn,
     remains: UnfinishedStep,

@@ -64,7 +64,12 @@ impl AgentCore {
             other => other,
         };
         match fold.apply(&delta) {
-            Ok(()) => cx.effects.extend(event_of(delta, fold).map(AgentEffect::Emit)),
+            Ok(()) => {
+                if let Delta::End { index } = delta {
+                    decode_input(fold, index, cx);
+                }
+                cx.effects.extend(event_of(delta, fold).map(AgentEffect::Emit));
+            }
             Err(error) => self.stream_failed(op, error.into(), cx),
         }
     }
@@ -106,7 +111,7 @@ impl AgentCore {
     /// Processes the end of a stream that did not fail.
     pub(in crate::agent) fn stream_ended(&mut self, op: OpNumber, cx: &mut CoreInputContext<'_>) {
         let streaming = in_stage!(AgentTurnStage::Streaming { fold, question } => (fold, question));
-        let Some((mut turn, (fold, question))) = self.phase.take_awaited(op, streaming) else {
+        let Some((mut turn, (mut fold, question))) = self.phase.take_awaited(op, streaming) else {
             return self.summary_ended(op, cx);
         };
         if question.is_some() {
@@ -118,6 +123,7 @@ impl AgentCore {
         }
         let open: Vec<usize> =
             (0..fold.blocks().len()).filter(|index| !fold.blocks()[*index].ended).collect();
+        open.iter().for_each(|index| decode_input(&mut fold, *index, cx));
         let folded = match fold.finish(cx.now()) {
             Ok(folded) => folded,
             Err(error) => return self.recover(turn, error.into(), UnfinishedStep::default(), cx),
@@ -352,6 +358,17 @@ pub(super) fn close_tool_uses(
     let message = user_message(turn.message_id(), content, cx);
     add_message(turn, message, cx);
     turn.uncertain = Vec::new();
+}
+
+/// Decodes the input of a tool use if the model has sent JSON within a string. This happens before anybody sees the input,
+/// so that callbacks and persons decide about the input with which the tool runs, and the message contains this input.
+fn decode_input(fold: &mut Fold, index: usize, cx: &CoreInputContext<'_>) {
+    if let Some(block @ PartialBlock { content: Content::ToolUse(_), .. }) = fold.blocks().get(index)
+        && let Content::ToolUse(tool_use) = finished(block)
+        && let Some(input) = cx.tools.decoded_input(&tool_use)
+    {
+        fold.set_input(index, input);
+    }
 }
 
 /// Returns the event for a delta that `fold` has already processed.

@@ -452,10 +452,21 @@ impl AgentCore {
         emitted: usize,
         cx: &mut CoreInputContext<'_>,
     ) {
-        turn.step += 1;
-        close_tool_uses(&mut turn, results, emitted, cx);
-        self.join_step(&mut turn, cx);
+        self.end_step(&mut turn, results, emitted, cx);
         self.prepare(turn, cx);
+    }
+
+    /// Adds the results of the last message's tool uses, and the staged prompts that join the next step.
+    pub(super) fn end_step(
+        &mut self,
+        turn: &mut Turn,
+        results: Vec<ToolResult>,
+        emitted: usize,
+        cx: &mut CoreInputContext<'_>,
+    ) {
+        turn.step += 1;
+        close_tool_uses(turn, results, emitted, cx);
+        self.join_step(turn, cx);
     }
 
     /// Called when `handle_tool_result` has returned.

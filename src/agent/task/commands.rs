@@ -186,8 +186,10 @@ impl AgentTask {
     /// Continues the turn in flight with which the agent has started.
     fn take_up(&mut self) {
         if let Some(facts) = self.durability.as_mut().and_then(|durability| durability.facts.take()) {
-            // The tools of the interrupted request are not known, so those of the configuration take their place.
-            self.work().tools = self.config.tools.clone();
+            // `prepare_step` may have changed the tools of the interrupted request, so they are not known.
+            let (own, origin) = (&self.config.tools, self.core.phase().origin());
+            let tools = origin.map_or_else(|| own.clone(), |origin| origin.prompt.client_tools.after(own));
+            self.work().tools = tools;
             self.step(|core, cx| core.take_up(&facts, cx));
         }
     }

@@ -309,6 +309,33 @@ async fn turn_timeout_while_tools_run_retries_the_step_before_them() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn turn_timeout_after_a_tool_has_ended_retries_without_running_it_again() {
+    let step = || Step::new().then_tool_use("a", "pay", json!({})).then_tool_use("b", "stall", json!({}));
+    for (decision, delay) in [(ErrorDecision::Retry, 0), (ErrorDecision::RetryAfter(seconds(5)), 5)] {
+        let done = Step::new().wait(seconds(8)).then_text(["Paid"]).stop();
+        let (provider, builder) = scripted([step().stop(), done]);
+        let paid = Log::<String>::default();
+        let stall = tool_fn("stall", "Never ends.", |_: Value, _| async {
+            pending::<()>().await;
+            Ok("")
+        });
+        let hooks = Hooks::new().on_error(move |_, _| decision);
+        let builder = builder.turn_timeout(seconds(10)).tool(noting("pay", &paid)).tool(stall);
+        let mut agent = Watched::start(builder.callbacks(hooks)).await;
+        let start = Instant::now();
+        let events = agent.run("Hi").await;
+        assert_eq!((stopped(&events).text().as_str(), stopped(&events).step), ("Paid", 2));
+        assert_eq!((paid.all().len(), start.elapsed().as_secs()), (1, 10 + delay + 8));
+        let sent = provider.last_request().unwrap().history;
+        let results: Vec<_> = sent.last().unwrap().tool_results().map(|result| result.text()).collect();
+        assert_eq!(
+            results,
+            ["pay done", "Interrupted while the tool was running. It may have had an effect."]
+        );
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn turn_timeout_is_paused_while_the_run_is_paused() {
     let (_, builder) = scripted([
         Step::tool_use("a", "look", json!({})),

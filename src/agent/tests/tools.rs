@@ -4,10 +4,11 @@
 use std::time::Duration;
 
 use crate::{
-    agent::{Agent, Event, WeakAgent},
+    agent::{Agent, Event, ToolDecision, WeakAgent},
     message::Attachment,
+    provider::Delta,
     testing::{Gate, Step},
-    tool::{Tool, ToolContext, ToolLimits, ToolOutput, tool_fn},
+    tool::{Schema, Tool, ToolContext, ToolLimits, ToolOutput, tool_fn, tool_fn_with_schema},
 };
 use serde_json::{Value, json};
 
@@ -106,6 +107,84 @@ async fn callback_reaches_its_own_agent_weakly() {
     agent.run("Hi").await;
     handles.all()[0].prompt("Through the callback's handle").await.unwrap();
     assert_eq!(stopped(&agent.end().await).text(), "Two");
+}
+
+#[tokio::test(start_paused = true)]
+async fn input_with_json_in_a_string_is_decoded_where_the_schema_refuses_the_string() {
+    let schema = json!({
+        "type": "object",
+        "properties": {
+            "edits": { "type": "array", "items": { "type": "object" } },
+            "where": { "anyOf": [{ "type": "object" }, { "type": "null" }] },
+            "text": { "type": "string" },
+            "either": { "type": ["string", "array"] },
+        },
+        "required": ["edits"],
+    });
+    let edits = json!([{ "a": 1 }]);
+    let text = || json!({ "text": "[1, 2]" }).to_string();
+    // The input that the model sends, and the one with which the tool runs.
+    let cases = [
+        (json!({ "edits": edits.to_string() }), Some(json!({ "edits": edits }))),
+        (
+            json!({ "edits": edits, "where": "{\"b\": [2]}" }),
+            Some(json!({ "edits": edits, "where": { "b": [2] } })),
+        ),
+        (
+            json!({ "edits": edits.to_string(), "text": text(), "either": "[1]" }),
+            Some(json!({ "edits": edits, "text": text(), "either": "[1]" })),
+        ),
+        (json!({ "edits": edits, "text": text() }), Some(json!({ "edits": edits, "text": text() }))),
+        (Value::from(json!({ "edits": edits }).to_string()), Some(json!({ "edits": edits }))),
+        // The decoded values do not fit, repeat a key, or are encoded once more.
+        (json!({ "edits": "[1]" }), None),
+        (json!({ "edits": "{\"a\": 1}" }), None),
+        (json!({ "edits": "[{\"a\": 1, \"a\": 2}]" }), None),
+        (json!({ "edits": Value::from(edits.to_string()).to_string() }), None),
+        (Value::from("{\"edits\": [], \"edits\": []}"), None),
+    ];
+    for ended in [false, true] {
+        for (sent, runs) in &cases {
+            let mut step = Step::new().then_raw_tool_use("a", "edit", &[&sent.to_string()]);
+            if ended {
+                step = step.delta(Delta::End { index: 0 });
+            }
+            let (provider, builder) = scripted([step.stop(), Step::text("Done")]);
+            let (seen, ran) = (Log::<Value>::default(), Log::<Value>::default());
+            let (asked, called) = (seen.clone(), ran.clone());
+            let hooks = Hooks::new().on_tool_use(move |tool_use, _| {
+                asked.push(tool_use.input.clone());
+                ToolDecision::Execute
+            });
+            let input = Schema::new(schema.clone()).unwrap();
+            let edit = tool_fn_with_schema("edit", "Edits.", input, move |input: Value, _| {
+                called.push(input);
+                async { Ok("edited") }
+            });
+            let mut agent = Watched::start(builder.tool(edit).callbacks(hooks)).await;
+            let events = agent.run("Go").await;
+            assert_eq!(ran.all(), runs.iter().cloned().collect::<Vec<_>>(), "{sent}");
+            let Some(runs) = runs else {
+                assert!(results(&events)[0].0.is_error, "{sent}");
+                continue;
+            };
+            assert_eq!(seen.all(), [runs.clone()], "{sent}");
+            let (result, input) = &results(&events)[0];
+            assert_eq!((result.text().as_str(), input), ("edited", &None), "{sent}");
+            let shown: Vec<_> = events
+                .iter()
+                .filter_map(|event| match &**event {
+                    Event::ToolUseEnd { content, .. } => Some(content.input.clone()),
+                    Event::Message { message, .. } => Some(message.tool_uses().next()?.input.clone()),
+                    _ => None,
+                })
+                .collect();
+            assert_eq!(shown, [runs.clone(), runs.clone()], "{sent}");
+            let next = provider.last_request().unwrap();
+            let kept: Vec<_> = next.history.iter().flat_map(|message| message.tool_uses()).collect();
+            assert_eq!(kept[0].input, *runs, "{sent}");
+        }
+    }
 }
 
 #[tokio::test(start_paused = true)]

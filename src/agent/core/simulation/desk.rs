@@ -155,6 +155,12 @@ impl Desk {
         self.results[slot] = Some(result);
     }
 
+    /// Returns whether a tool of the step was run and has ended.
+    pub(super) fn has_run(&self) -> bool {
+        let decided = self.decisions.iter().flatten().zip(&self.results);
+        self.ran && decided.into_iter().any(|(decision, result)| runs(decision) && result.is_some())
+    }
+
     /// Checks that the end of a tool was emitted.
     pub(super) fn check_ended(&self) -> Check {
         ensure!(self.ended.is_none(), "the end of {:?} was not emitted", self.ended);

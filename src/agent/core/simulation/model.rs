@@ -106,6 +106,8 @@ pub(super) enum Input {
     Ignored,
     /// The run fails, and keeps its work: `handle_error` stops it, must not repeat the step, or takes too long.
     GivesUp,
+    /// `handle_error` continues a turn whose time limit has cut off its tools, after one of them has ended.
+    EndsStep,
     /// `handle_error` discards the turn.
     Discards,
     /// The response that is ending does not match the output schema and may be requested again.
@@ -246,6 +248,10 @@ impl Model {
     /// Returns whether the current input ends the run and keeps as much of the turn as possible.
     pub(super) fn is_cut_short(&self) -> bool {
         matches!(self.input, Input::Interrupt | Input::GivesUp)
+    }
+
+    pub(super) fn cuts_tools(&self) -> bool {
+        self.is_cut_short() || self.input == Input::EndsStep
     }
 
     pub(super) fn is_running(&self) -> bool {
@@ -399,9 +405,9 @@ impl Model {
             Event::StepStart { step, message_id } => self.step_starts(*step, message_id),
             Event::Step(response) => self.stepped(response),
             Event::ToolResult { result, .. } => {
-                let is_cut_short = self.is_cut_short();
+                let cuts_tools = self.cuts_tools();
                 let turn = self.turn()?;
-                let early = is_cut_short && turn.place == TurnStage::Answered;
+                let early = cuts_tools && turn.place == TurnStage::Answered;
                 ensure!(turn.place == TurnStage::Deciding || early, "a tool result at {:?}", turn.place);
                 turn.results.push((**result).clone().into());
                 Ok(())

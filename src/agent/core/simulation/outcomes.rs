@@ -145,6 +145,8 @@ impl World {
                 if !goes_on {
                     let discards = decision == ErrorDecision::Discard;
                     self.model.input = if discards { Input::Discards } else { Input::GivesUp };
+                } else if timed_out && self.desk.has_run() {
+                    self.model.input = Input::EndsStep;
                 }
                 self.input(|core, cx| core.error_decided(op, decision, cx))?;
                 ensure!(goes_on == self.model.is_running(), "a retry at {step} of {limit:?}: {decision:?}");

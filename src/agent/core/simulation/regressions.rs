@@ -272,6 +272,45 @@ fn interrupt_after_time_limit_in_review_emits_each_result_once() {
 }
 
 #[test]
+fn retry_after_time_limit_keeps_the_results_of_tools_that_have_ended() {
+    for reviewed in [false, true] {
+        let mut bench = Bench::new();
+        bench.prompt("hi");
+        bench.answer([starts_tool_use(0, "a"), starts_tool_use(1, "b")]);
+        bench.end(StopReason::ToolUse);
+        bench.decide(ToolDecision::Execute);
+        bench.decide(ToolDecision::Execute);
+        let done = |id: &str| {
+            ToolResult::ok(&ToolUse::new(id, "search", json!({})), crate::message::Text::new("done"))
+        };
+        let op = bench.op();
+        bench.feed(|core, cx| core.tool_done(op, 0, done("a"), cx));
+        if reviewed {
+            bench.feed(|core, cx| core.tool_done(op, 1, done("b"), cx));
+            let call = bench.call;
+            bench.feed(|core, cx| core.result_reviewed(call, done("a"), cx));
+        }
+        bench.time_over();
+        bench.retry();
+        let turn = bench.core.phase().turn().unwrap();
+        let results: Vec<_> = turn
+            .working
+            .last()
+            .unwrap()
+            .tool_results()
+            .map(|result| (result.text(), result.is_error))
+            .collect();
+        assert_eq!(results[0], ("done".to_owned(), false));
+        assert_eq!((results.len(), results[1].1, turn.step), (2, !reviewed, 2));
+        assert!(!bench.events.iter().any(|event| matches!(event, Event::Retry { .. })));
+        bench.answer(text("hello"));
+        bench.end(StopReason::Stop);
+        bench.conclude(TurnDecision::Stop);
+        assert_eq!(bench.core.history().last().unwrap().text(), "hello");
+    }
+}
+
+#[test]
 fn retry_of_a_broken_response_counts_its_usage() {
     let mut bench = Bench::new();
     bench.prompt("hi");

@@ -450,7 +450,7 @@ impl World {
         let begins = !self.model.has_turn();
         self.model.event(event)?;
         ensure!(!begins || !self.model.has_turn() || self.watches, "a turn begins without its clock");
-        self.desk.event(event, self.model.is_cut_short())?;
+        self.desk.event(event, self.model.cuts_tools())?;
         self.asks.event(event);
         if self.model.took_staged {
             self.asks.check_none()?;

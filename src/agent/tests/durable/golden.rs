@@ -222,6 +222,27 @@ fn record_with_as_many_levels_as_stores_accept_is_read() {
     assert_eq!(read.map(|_| ()), Ok(()));
 }
 
+#[tokio::test(start_paused = true)]
+async fn record_with_tools_of_a_client_offers_the_usable_ones() {
+    let text = fs::read(folder(FORMAT).join("paused.json")).unwrap();
+    let Golden { history, turn } = serde_json::from_slice(&text).unwrap();
+    let mut core: Value = serde_json::from_str(&turn.core).unwrap();
+    let tool = |name: &str, schema: Value| json!({ "name": name, "description": "Shows.", "schema": schema, "has_handler": false });
+    let object = || json!({ "type": "object" });
+    core["client_tools"] =
+        json!([tool("show", object()), tool("broken", json!({ "type": 1 })), "none", tool("act", object())]);
+    let turn = TurnRecord { core: core.to_string().into(), ..turn };
+    let shelf = Shelf(Arc::new(Mutex::new(Contents { history, turn: Some(turn), ..Contents::default() })));
+    let (provider, builder) = acting(vec![Step::text("Done.")], Calls::open().tool(Replay::Keyed));
+    let life = Life::begin(builder, Durable::InFlight, &shelf).await;
+    settle().await;
+    life.agent.resume("t1", Decision::Execute).await.unwrap();
+    life.idle().await;
+    let tools = provider.last_request().unwrap().tools;
+    let tools: Vec<_> = tools.iter().map(|tool| (tool.name(), tool.has_handler())).collect();
+    assert_eq!(tools, [("act", true), ("show", false)]);
+}
+
 /// Writes the files of the current format that do not exist.
 async fn write() {
     let folder = folder(FORMAT);

@@ -17,7 +17,7 @@ use omni_agent::{
         RecoveryDecision, State, Status, ToolDecision, TurnDecision,
     },
     budget::Budget,
-    message::{RequestEnd, TurnId, Usage},
+    message::{Content, RequestEnd, ToolResult, ToolUse, TurnId, Usage},
     provider::{ModelInfo, ProviderError, ProviderErrorKind, Request, StopReason},
     run::{Accepted, Failure, Prompt, RunOutcome},
     session::{Mode, Session, SessionBuilder},
@@ -195,6 +195,36 @@ fn tool_that_was_running_at_a_kill_is_reported_and_not_run_again() {
     assert_eq!((world.sent(), world.turn()), (1, None));
     let result = format!("{:?}", provider.last_request().unwrap());
     assert!(result.contains("not known whether the tool took effect"), "{result}");
+}
+
+#[test]
+fn open_tool_use_stays_open_if_a_kill_cuts_off_a_tool_of_its_step() {
+    let world = World::new(Durable::InFlight);
+    let (gate, ask) = (Gate::new(), || declared_tool::<Value>("ask_user", "Asks the user."));
+    let step = Step::new().then_tool_use("a", "ask_user", json!({}));
+    let step = step.then_tool_use("t", "send", json!({ "to": "ann" })).stop();
+    let provider = ScriptedProvider::new([step]);
+    world.process(world.agent_at(&provider, Some(&gate)).tool(ask()), async |session| {
+        session.prompt(Prompt::from("Write to Ann").with_mixed_steps()).await.unwrap();
+        reached(&gate).await;
+    });
+    let provider = ScriptedProvider::new([Step::text("Thanks")]);
+    world.process(world.agent_at(&provider, None).tool(ask()), async |session| {
+        session.wait_until_idle().await.unwrap();
+        let snapshot = session.snapshot().await.unwrap();
+        let outcome = &snapshot.agent.last_run.as_ref().unwrap().outcome;
+        assert_eq!(*outcome, RunOutcome::Stopped { stop_reason: StopReason::ToolUse });
+        let answer = snapshot.tree.history().last().unwrap();
+        let decided: Vec<_> = answer.tool_uses().map(|tool_use| tool_use.decided.is_some()).collect();
+        assert_eq!(decided, [false, true], "only the tool of the page is open");
+        let yes = ToolResult::ok(&ToolUse::new("a", "ask_user", json!({})), "Yes");
+        assert_eq!(session.ask(vec![Content::from(yes)]).await.unwrap().text(), "Thanks");
+        session.flush(SOON).await.unwrap();
+    });
+    let request = provider.last_request().unwrap();
+    let results: Vec<_> = request.history.last().unwrap().tool_results().map(|own| own.text()).collect();
+    assert_eq!(results[0], "Yes");
+    assert!(results[1].contains("not known whether the tool took effect"), "{results:?}");
 }
 
 #[test]

@@ -40,7 +40,7 @@ impl WebBuilder {
     /// | `x-omni-owner` | In the answer to the proxy with the status 421: the address of the owner, as in [`Owner::at`](crate::store::Owner::at). It is absent if the owner has no address, or an address that a header cannot contain. The proxy removes this header, and sends requests only to addresses that it knows. |
     /// | `x-omni-replayed` | The proxy sets this header on a request that it repeats, and removes it from requests of clients. If the conversation is then open in yet another process, the answer is 503 `unreachable` with `retry-after`. |
     ///
-    /// The guide on [web services](crate::guides::web_services#several-processes) has a configuration for nginx.
+    /// The guide on [web services](crate::guides::web_services#several-processes) has configurations for nginx, HAProxy and Envoy.
     pub fn proxy_secret(mut self, secret: impl Into<Secret>) -> Self {
         // Secrets are often read from files that end with a line break, which a header cannot contain.
         let secret = Secret::new(secret.into().reveal().trim());

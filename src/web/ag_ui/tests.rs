@@ -1,5 +1,6 @@
 //! Tests of the streams with real sessions, read by a client that makes the same checks as the real clients.
 
+mod answers;
 mod client;
 mod plans;
 mod property;

@@ -85,11 +85,9 @@ fn of_data(data: &str, kind: &str) -> Option<&'static str> {
     if head.starts_with(b"RIFF") && head.get(8..12) == Some(b"WEBP") {
         return Some("image/webp");
     }
-    if let Some((_, found)) = SIGNATURES.iter().find(|(signature, _)| head.starts_with(signature)) {
-        return Some(found);
-    }
-    if !kind.is_empty() && !kind.eq_ignore_ascii_case("text") {
-        return None;
+    let known = SIGNATURES.iter().find(|(signature, _)| head.starts_with(signature));
+    if known.is_some() || !kind.is_empty() && !kind.eq_ignore_ascii_case("text") {
+        return known.map(|(_, found)| *found);
     }
     let bytes = BASE64_STANDARD.decode(data).ok()?;
     (!bytes.contains(&0) && str::from_utf8(&bytes).is_ok()).then_some("text/plain")

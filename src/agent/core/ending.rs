@@ -185,7 +185,7 @@ impl AgentCore {
         let results = cut_results(&turn, remains, None, cx);
         let emitted = results.len();
         self.end_step(&mut turn, results, emitted, cx);
-        self.prepare_after(turn, &failure, delay, cx);
+        self.prepare_after(turn, matches!(failure, Failure::TimeLimit { .. }), delay, cx);
     }
 
     /// Repeats the step after `delay`, without its partial response. `model` is the name of the model, if it is another
@@ -210,19 +210,21 @@ impl AgentCore {
         let pending = turn.step_start;
         let complete = turn.working.pending_len() > pending;
         turn.working.rebase(&self.history, pending);
-        cx.emit(Event::Retry { failure: failure.clone(), delay, pending, complete, step: turn.step, model });
-        self.prepare_after(turn, &failure, delay, cx);
+        let is_late = matches!(failure, Failure::TimeLimit { .. });
+        cx.emit(Event::Retry { failure, delay, pending, complete, step: turn.step, model });
+        self.prepare_after(turn, is_late, delay, cx);
     }
 
-    /// Prepares the next request after `delay`. If the turn has reached its time limit, its time begins again.
+    /// Prepares the next request after `delay`. If the turn is late, because it has reached its time limit, its time begins
+    /// again.
     fn prepare_after(
         &mut self,
         turn: Box<Turn>,
-        failure: &Failure,
+        is_late: bool,
         delay: Duration,
         cx: &mut CoreInputContext<'_>,
     ) {
-        if matches!(failure, Failure::TimeLimit { .. }) {
+        if is_late {
             cx.push(AgentEffect::Watch(turn.origin.prompt.turn_timeout.or(cx.config.settings.turn_timeout)));
         }
         if delay.is_zero() {

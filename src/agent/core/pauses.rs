@@ -338,7 +338,7 @@ fn check_inputs(decisions: &[(&Arc<PendingUse>, &Decision)], cx: &CoreInputConte
         let Decision::ExecuteWith(input) = decision else { return None };
         cx.tools.refused_input(&ToolUse { input: input.clone(), malformed: None, ..pause.tool_use.clone() })
     };
-    let Some(refused) = own.filter_map(refused).next() else { return Ok(()) };
+    let Some(refused) = own.clone().find_map(refused) else { return Ok(()) };
     Err(Error::new(
         ErrorKind::InvalidDecision,
         format!("the decision cannot be carried out: {}", refused.text()),

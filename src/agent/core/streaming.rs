@@ -123,7 +123,9 @@ impl AgentCore {
         }
         let open: Vec<usize> =
             (0..fold.blocks().len()).filter(|index| !fold.blocks()[*index].ended).collect();
-        open.iter().for_each(|index| decode_input(&mut fold, *index, cx));
+        for index in &open {
+            decode_input(&mut fold, *index, cx);
+        }
         let folded = match fold.finish(cx.now()) {
             Ok(folded) => folded,
             Err(error) => return self.recover(turn, error.into(), UnfinishedStep::default(), cx),

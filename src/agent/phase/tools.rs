@@ -200,6 +200,7 @@ pub(crate) struct RunningToolQuestion {
 
 /// A tool use and its result, if the result exists yet.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[expect(clippy::struct_excessive_bools, reason = "they are independent facts")]
 pub(crate) struct ToolUseSlot {
     #[serde(skip, default = "unknown")]
     pub(crate) tool_use: ToolUse,

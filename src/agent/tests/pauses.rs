@@ -270,7 +270,10 @@ async fn resume_with_a_deeply_nested_decision_is_refused_and_decides_nothing() {
         assert_eq!(refused.kind(), ErrorKind::InvalidDecision);
     }
     assert_eq!(agent.agent.snapshot().await.unwrap().pauses.len(), 3);
-    agent.agent.resume("0", Decision::ExecuteWith(nested(64))).await.unwrap();
+    let metadata = [("deep".to_owned(), nested(60))].into_iter().collect();
+    let file = Attachment::url("text/plain", "https://example.com/a").with_metadata(metadata);
+    let result = ToolResult::ok(&ToolUse::new("0", "a", json!({})), ResultBlock::Attachment(file));
+    agent.agent.resume("0", Decision::Provide(result)).await.unwrap();
 }
 
 #[tokio::test(start_paused = true)]

@@ -45,6 +45,7 @@ pub(in crate::provider) struct ModelTraits {
 /// The facts about a model for Anthropic's Messages API.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
+#[expect(clippy::struct_excessive_bools, reason = "they are independent facts")]
 pub(in crate::provider) struct AnthropicTraits {
     /// How thinking is requested.
     pub(in crate::provider) thinking: AnthropicThinking,

@@ -48,7 +48,7 @@ const NAME_LIMIT: usize = 128;
 /// Claude 5.1 and later reject a request that sends thinking back after the system prompt, the tools or earlier
 /// messages have changed. [`with_block_binding`](Self::with_block_binding) lets the service drop such thinking instead.
 ///
-/// Models other than Claude get their thinking back even if it has no signature. The models of DeepSeek, MiMo and Kimi
+/// Models other than Claude get their thinking back even if it has no signature. The models of DeepSeek, `MiMo` and Kimi
 /// reject answers without thinking, such as those of a backup model, so these answers are sent with a blank thinking.
 ///
 /// Claude 4.7 and later hide the text of their thinking unless `thinking.display` requests it. Whenever thinking is on,

@@ -171,7 +171,8 @@ async fn perform(
         (SessionAnswer::Accepted(_), Some(prompt)) => RunToStop::Prompt(prompt.clone()),
         _ => in_flight(),
     })?;
-    Ok(AgUiRunToStream::of(&answer, prompt, &view.agent).after(decided))
+    let start = AgUiRunToStream::of(&answer, prompt, &view.agent).after(decided);
+    Ok(if input.stale_answers(view).is_empty() { start } else { start.behind() })
 }
 
 async fn join(mut call: WebRequest) -> Result<Response, Problem> {

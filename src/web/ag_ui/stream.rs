@@ -124,6 +124,14 @@ impl AgUiRunToStream {
         prompt.map_or(Self::Join, |id| Self::Continue(FollowTarget::Prompt(id), Vec::new()))
     }
 
+    /// Takes note that the client lacks messages, because somebody else has continued the thread.
+    pub(crate) fn behind(self) -> Self {
+        match self {
+            Self::Follow(follow, _) => Self::Follow(follow, true),
+            other => other,
+        }
+    }
+
     /// Takes note of the decisions that the command has made.
     pub(crate) fn after(self, decided: Vec<ToolUseId>) -> Self {
         match self {

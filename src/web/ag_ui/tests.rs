@@ -160,7 +160,8 @@ impl Rig {
                 }
                 let prompt = prompt_of(&mut command).and_then(|prompt| prompt.id.clone());
                 let answer = self.session.perform(*command, None).await.unwrap();
-                AgUiRunToStream::of(&answer, prompt, &view.agent)
+                let start = AgUiRunToStream::of(&answer, prompt, &view.agent);
+                if input.stale_answers(view).is_empty() { start } else { start.behind() }
             }
         };
         let (stream, frames) = AgUiStream::begin(run, (**view).clone(), start);

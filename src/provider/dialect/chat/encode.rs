@@ -279,7 +279,8 @@ impl<'a> ChatEncoder<'a> {
             let all: Vec<Value> = self.messages.drain(results).collect();
             let (own, others): (Vec<_>, Vec<_>) =
                 all.into_iter().partition(|result| ids.contains(&result["tool_call_id"].to_string()));
-            self.messages.splice(place + 1..place + 1, own.into_iter().chain([rest]).chain(others));
+            let next = place + 1;
+            self.messages.splice(next..next, own.into_iter().chain([rest]).chain(others));
         }
     }
 

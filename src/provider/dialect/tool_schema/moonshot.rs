@@ -158,7 +158,9 @@ impl MoonshotSchemaRewriter<'_> {
                     parts.values_mut().for_each(|part| self.rewrite(part, key == "properties"));
                 }
                 (key @ ("anyOf" | "prefixItems"), Value::Array(parts)) => {
-                    parts.iter_mut().for_each(|part| self.rewrite(part, key == "anyOf"));
+                    for part in parts {
+                        self.rewrite(part, key == "anyOf");
+                    }
                 }
                 ("items", part) => self.rewrite(part, true),
                 ("additionalProperties", part) if part.is_object() => self.rewrite(part, true),

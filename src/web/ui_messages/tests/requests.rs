@@ -163,7 +163,8 @@ async fn regenerated_answer_has_its_own_id() {
         let body = json!({ "id": "1", "trigger": "regenerate-message", "messages": [], "messageId": version[3]["id"] });
         let (command, _) = reading(&session, body).await.unwrap();
         let at = RunAt::Again(NodeId::new(3).unwrap());
-        assert_eq!(command, Some(SessionCommand::Run(RunSpec::new(at, Prompt::default()))));
+        let prompt = Prompt::default().with_mixed_steps();
+        assert_eq!(command, Some(SessionCommand::Run(RunSpec::new(at, prompt))));
     }
 }
 

@@ -91,6 +91,7 @@ async fn media_type_without_a_format_becomes_exact_on_each_route() {
         let address = match &source {
             Source::Base64 { data } => format!("data:application/octet-stream;base64,{data}"),
             Source::Url { url } => url.clone(),
+            other => panic!("{other:?}"),
         };
         let mut body = submit(&id, &format!("u{index}"), "Look");
         let part = json!({ "type": "file", "url": address, "mediaType": media_type, "filename": name });
@@ -101,6 +102,7 @@ async fn media_type_without_a_format_becomes_exact_on_each_route() {
         let source = match &source {
             Source::Base64 { data } => json!({ "type": "data", "value": data, "mimeType": media_type }),
             Source::Url { url } => json!({ "type": "url", "value": url, "mimeType": media_type }),
+            other => panic!("{other:?}"),
         };
         let mut body = run_input(&id, &format!("r{index}"), "");
         body["messages"][0]["content"] =

@@ -6,6 +6,7 @@ use omni_agent::{
     access::{Principal, StartRequest},
     agent::Durable,
     manager::{Manager, OpenOptions, Titles},
+    message::ToolResult,
     provider::Request,
     store::{ConversationId, MemoryStore},
     testing::{Gate, ScriptedProvider, Step},
@@ -217,7 +218,7 @@ async fn paused_turn_that_is_opened_again_has_the_tools_of_its_client() {
         let text = read(server.send("/ag-ui", result).await).await;
         assert!(text.contains("Shown."), "{text}");
         let sent = server.provider.last_request().unwrap().history;
-        let results: Vec<_> = sent.last().unwrap().tool_results().map(|result| result.text()).collect();
+        let results: Vec<_> = sent.last().unwrap().tool_results().map(ToolResult::text).collect();
         assert_eq!(results, ["The page is open."]);
     }
 }

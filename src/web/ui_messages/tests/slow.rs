@@ -247,7 +247,7 @@ async fn missed_pause_asks_for_all_decisions_and_missed_decisions_show_their_res
 
         let mut slow = Client::start(&session, level, |_| (AiSdkRunToStream::Decisions, None)).await;
         for (id, decision) in [("d1", Decision::Execute), ("d2", Decision::reject("No."))] {
-            session.resume(id, decision).await.unwrap();
+            session.resume_as(id, decision, "ann").await.unwrap();
         }
         session.wait_until_idle().await.unwrap();
         slow.miss(ALL).await;

@@ -24,7 +24,11 @@ fn input_that_is_not_an_object_is_kept_raw() {
         "{\"a\":",
         "{\"a\":1",
         "[1]",
-        "\"{}\"",
+        "\"[1]\"",
+        "\"{\"",
+        "\"{}\"{}",
+        "\"{\\\"a\\\":1,\\\"a\\\":2}\"",
+        "\"\\\"{}\\\"\"",
         "5",
         "null",
         "true",
@@ -46,6 +50,17 @@ fn input_that_is_not_an_object_is_kept_raw() {
             let tool_use = tool_use(json, ended, StopReason::ToolUse);
             assert_eq!(tool_use.malformed.as_deref(), Some(json));
             assert_eq!(tool_use.input, json!({}));
+        }
+    }
+}
+
+#[test]
+fn input_that_is_a_string_with_an_object_is_this_object() {
+    for object in [json!({}), json!({ "z": "\"", "a": [{ "b": "[1]" }] })] {
+        let text = Value::from(object.to_string()).to_string();
+        for ended in [true, false] {
+            let tool_use = tool_use(&text, ended, StopReason::ToolUse);
+            assert_eq!((tool_use.malformed, tool_use.input), (None, object.clone()), "{text}");
         }
     }
 }

@@ -8,7 +8,9 @@ use omni_agent::{
     manager::{Manager, OpenOptions, Titles},
     message::ToolResult,
     provider::Request,
+    session::Mode,
     store::{ConversationId, MemoryStore},
+    subscription::Update,
     testing::{Gate, ScriptedProvider, Step},
     tool::{Schema, ToolContext, declared_tool_with_schema, tool_fn_with_schema},
     web::Web,
@@ -198,11 +200,17 @@ async fn paused_turn_that_is_opened_again_has_the_tools_of_its_client() {
         let id = ConversationId::new("talk").unwrap();
         let session = server.manager.get(&id).unwrap();
         let pause = session.snapshot().await.unwrap().agent.pauses[0].clone();
-        drop(session);
-        server.manager.close(&id).await.unwrap();
-        assert!(text.contains("interrupt"), "{text}");
-        // The decision starts no run, so its own tools do not count.
         let interrupt = format!("{}@{}", pause.tool_use.id, pause.turn);
+        assert!(text.contains(&interrupt), "{text}");
+        // The session ends after its idle time, because nobody follows the paused turn.
+        let mut events = session.subscribe(Mode::Observer).await.unwrap();
+        drop(session);
+        while !matches!(events.next().await, Some(Update::Closed(_)) | None) {}
+        // The user returns and is shown the interrupt.
+        let join = request(Method::GET, "ann", "/ag-ui/talk?protocolVersion=1.0", None);
+        let shown = read(server.router.clone().oneshot(join).await.unwrap().into_body()).await;
+        assert!(shown.contains(&interrupt), "{shown}");
+        // The decision starts no run, so its own tools do not count.
         let mut decision = resume("talk", "r2", &interrupt);
         decision["tools"] = tools(&["other"]);
         let text = read(server.send("/ag-ui", decision).await).await;

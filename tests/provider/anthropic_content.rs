@@ -81,7 +81,7 @@ fn encode_final_assistant_text_loses_trailing_white_space() {
 fn encode_unsigned_thinking_is_sent_back_to_models_other_than_claude() {
     let history = || {
         let content: Vec<Content> = vec![thinking("unsigned", None, None), tool_use("a").into()];
-        let result = Message::user(vec![ToolResult::ok("a", "look", "seen")]);
+        let result = Message::user(vec![ToolResult::ok(&tool_use("a"), "seen")]);
         [Message::user("a"), written_by("anthropic_messages", Message::assistant(content)), result]
     };
     let sent = |model: &str| {
@@ -106,7 +106,7 @@ fn encode_answers_without_thinking_get_a_blank_one_for_models_that_need_it() {
         let foreign: Vec<Content> = vec![thinking("foreign", Some("sig"), None), tool_use("a").into()];
         let results = [
             written_by("openai_responses", Message::assistant(foreign)),
-            Message::user(vec![ToolResult::ok("a", "look", "seen")]),
+            Message::user(vec![ToolResult::ok(&tool_use("a"), "seen")]),
         ];
         let request = Request::new(answers.into_iter().chain(results).collect::<History>());
         let body = encode(request.with_options(options), model).body;
@@ -127,7 +127,8 @@ fn encode_answers_without_thinking_get_a_blank_one_for_models_that_need_it() {
 #[test]
 fn encode_turn_that_began_without_thinking_gets_no_budget() {
     let body = |model: &str, began: Message, next: &[Message]| {
-        let history = [Message::user("a"), began, Message::user(vec![ToolResult::ok("a", "look", "seen")])];
+        let history =
+            [Message::user("a"), began, Message::user(vec![ToolResult::ok(&tool_use("a"), "seen")])];
         let request = Request::new(history.into_iter().chain(next.iter().cloned()).collect::<History>());
         let encoded =
             encode(request.with_options(Options::default().with_thinking(ThinkingMode::Budget(2000))), model);

@@ -89,7 +89,7 @@ async fn request_with_everything_sends_what_the_service_accepts() {
             "stream_options": {"include_usage": true},
             "max_completion_tokens": 100,
             "tools": [{"type": "function", "function": {"name": "weather", "description": "Tells the weather.",
-                "parameters": {"type": "object", "properties": {}}}}],
+                "parameters": {"type": "object", "properties": {}, "required": []}}}],
             "tool_choice": "auto",
             "response_format": {"type": "json_object"},
         })

@@ -375,10 +375,10 @@ impl OpenRouter {
 impl Endpoint {
     /// OpenRouter, with the key from `OPENROUTER_API_KEY`.
     ///
-    /// Reasoning is sent back unchanged (`reasoning_details`). Models of DeepSeek reject tool calls without it, so that
-    /// a call without reasoning is sent to them with an empty list. The usage contains the price that the service
-    /// reports. A cache hint marks the parts of a prompt that models of Anthropic should cache; other models cache
-    /// prompts without it.
+    /// Reasoning is sent back unchanged (`reasoning_details`). Models of DeepSeek reject answers without it if there are
+    /// tools, so that an answer without reasoning is sent to them with an empty list. The usage contains the price that
+    /// the service reports. A cache hint marks the parts of a prompt that models of Anthropic should cache; other models
+    /// cache prompts without it.
     pub fn openrouter() -> Self {
         Self::openrouter_with(OpenRouter::default())
     }
@@ -433,6 +433,9 @@ impl Endpoint {
     /// Models that think reject a conversation that lacks their earlier reasoning. Therefore, the reasoning is sent
     /// back. While Kimi K2.6 thinks, it is asked to use the reasoning of earlier turns (`keep: "all"`), which later
     /// models always do.
+    ///
+    /// The input schemas of tools are rewritten to the subset of JSON Schema that the service accepts. See
+    /// [`with_moonshot_schemas`](crate::provider::custom::ChatCompletions::with_moonshot_schemas).
     ///
     /// If a request sets no output limit, the service's own limit may be as small as 1,024 tokens, and thinking counts
     /// towards it. Therefore, a request to a model that thinks, according to the catalogue, gets a limit as with

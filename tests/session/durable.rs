@@ -222,7 +222,7 @@ fn open_tool_use_stays_open_if_a_kill_cuts_off_a_tool_of_its_step() {
         session.flush(SOON).await.unwrap();
     });
     let request = provider.last_request().unwrap();
-    let results: Vec<_> = request.history.last().unwrap().tool_results().map(|own| own.text()).collect();
+    let results: Vec<_> = request.history.last().unwrap().tool_results().map(ToolResult::text).collect();
     assert_eq!(results[0], "Yes");
     assert!(results[1].contains("not known whether the tool took effect"), "{results:?}");
 }

@@ -33,7 +33,8 @@ fn offered(schema: &Value) -> Value {
 /// Returns the schema that is sent for a property with this schema.
 #[track_caller]
 fn property(schema: Value) -> Value {
-    offered(&json!({"type": "object", "properties": {"x": schema}}))["properties"]["x"].clone()
+    let properties: Map<_, _> = [("x".to_owned(), schema)].into_iter().collect();
+    offered(&json!({"type": "object", "properties": properties}))["properties"]["x"].clone()
 }
 
 fn has(map: &Map<String, Value>, keys: &[&str]) -> bool {

@@ -12,7 +12,7 @@ use omni_agent::{
 use serde_json::{Value, json};
 
 use crate::{
-    server::{Reply, Server},
+    server::{Received, Reply, Server},
     services::{GEMINI, KEY, MESSAGES, RESPONSES},
 };
 
@@ -46,7 +46,7 @@ async fn exchange(
     let endpoint = endpoint.clone().with_base_url(server.url()).with_key(KEY);
     let request = Request::new(history.clone()).with_options(options);
     let answer = Model::new(Arc::new(endpoint), model).generate(request).await;
-    (server.received().iter().map(|received| received.json()).collect(), answer)
+    (server.received().iter().map(Received::json).collect(), answer)
 }
 
 #[tokio::test]

@@ -39,7 +39,7 @@ pub(super) fn random_decision(rng: &mut Rng) -> Decision {
     let other = ToolUse::new("other", "other", json!({}));
     match rng.below(20) {
         0..11 => Decision::Execute,
-        11..14 => Decision::ExecuteWith(json!({ "changed": true })),
+        11..14 => Decision::ExecuteWith(json!({ "changed": 1 })),
         14..17 => Decision::reject("no"),
         _ => Decision::Provide(ToolResult::ok(&other, Text::new("provided"))),
     }

@@ -7,6 +7,7 @@ use crate::{
         Agent, AgentBuilder, AgentCallbacks, ErrorDecision, Event, Failure, Prompt, Response, State,
         ToolDecision, TurnDecision,
     },
+    message::ToolResult,
     provider::{ProviderError, ProviderErrorKind, RetryPolicy},
     run::ErrorKind,
     testing::{Gate, ScriptedProvider, Step},
@@ -327,7 +328,7 @@ async fn turn_timeout_after_a_tool_has_ended_retries_without_running_it_again() 
         assert_eq!((stopped(&events).text().as_str(), stopped(&events).step), ("Paid", 2));
         assert_eq!((paid.all().len(), start.elapsed().as_secs()), (1, 10 + delay + 8));
         let sent = provider.last_request().unwrap().history;
-        let results: Vec<_> = sent.last().unwrap().tool_results().map(|result| result.text()).collect();
+        let results: Vec<_> = sent.last().unwrap().tool_results().map(ToolResult::text).collect();
         assert_eq!(
             results,
             ["pay done", "Interrupted while the tool was running. It may have had an effect."]

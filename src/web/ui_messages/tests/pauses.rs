@@ -8,7 +8,7 @@ use super::rig::{
 };
 use crate::{
     agent::{AgentCallbacks, State},
-    message::{ToolUse, ToolUseId},
+    message::{ToolResult, ToolUse, ToolUseId},
     session::{Session, SessionCommand},
     testing::{Gate, ScriptedProvider, Step},
     tool::{Decision, ToolContext, tool_fn},
@@ -201,7 +201,7 @@ async fn message_behind_a_result_of_a_client_tool_is_sent_with_the_result() {
         assert_eq!(fold(&frames).last().unwrap()["text"], "Cold.");
         let history = session.tree().await.unwrap().history().clone();
         let prompt = history.get(2).unwrap();
-        assert_eq!(prompt.tool_results().map(|result| result.text()).collect::<Vec<_>>(), ["Oslo"]);
+        assert_eq!(prompt.tool_results().map(ToolResult::text).collect::<Vec<_>>(), ["Oslo"]);
         assert!(prompt.text().ends_with("And the weather?"), "{prompt:?}");
     }
 }

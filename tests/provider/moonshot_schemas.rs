@@ -209,9 +209,9 @@ fn several_types_with_other_keywords_become_alternatives() {
 fn type_beside_alternatives_moves_to_them() {
     assert_eq!(
         property(json!({"type": "string", "default": "a", "anyOf": [{"minLength": 1}, {"enum": ["", 1]}]})),
-        json!({"default": "a", "anyOf": [{"minLength": 1, "type": "string"}, {"anyOf": [
-            {"enum": [""], "type": "string"}, {"enum": [1], "type": "integer"},
-        ]}]})
+        json!({"default": "a", "anyOf": [
+            {"minLength": 1, "type": "string"}, {"enum": [""], "type": "string"}, {"enum": [1], "type": "integer"},
+        ]})
     );
     let object = property(json!({
         "type": "object",

@@ -109,7 +109,8 @@ fn valid_name_is_sent_back_unchanged() {
 /// Returns the body of a request that offers these tools and forces the first tool. The history of the request contains
 /// a call of each tool.
 fn offered(format: &dyn Dialect, tool_names: &[&'static str]) -> Value {
-    let declared: Vec<_> = tool_names.iter().map(|name| (*name, "", json!({"type": "object"}))).collect();
+    let declared: Vec<_> =
+        tool_names.iter().map(|name| (*name, "Does it.", json!({"type": "object"}))).collect();
     let choice = ToolChoice::Tool(tool_names[0].to_owned());
     let options = Options::default().with_tool_choice(choice);
     let request = called(tool_names).with_tools(tools(&declared)).with_options(options);

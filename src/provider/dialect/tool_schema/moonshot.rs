@@ -157,9 +157,15 @@ impl MoonshotSchemaRewriter<'_> {
                 (key @ ("properties" | "patternProperties"), Value::Object(parts)) => {
                     parts.values_mut().for_each(|part| self.rewrite(part, key == "properties"));
                 }
-                (key @ ("anyOf" | "prefixItems"), Value::Array(parts)) => {
+                ("anyOf", Value::Array(parts)) => {
+                    for part in &mut *parts {
+                        self.rewrite(part, true);
+                    }
+                    *parts = std::mem::take(parts).into_iter().flat_map(alternatives).collect();
+                }
+                ("prefixItems", Value::Array(parts)) => {
                     for part in parts {
-                        self.rewrite(part, key == "anyOf");
+                        self.rewrite(part, false);
                     }
                 }
                 ("items", part) => self.rewrite(part, true),
@@ -168,6 +174,19 @@ impl MoonshotSchemaRewriter<'_> {
             }
         }
     }
+}
+
+/// Returns the alternatives of an alternative, because the service does not accept `anyOf` within `anyOf`. The description
+/// is kept.
+fn alternatives(mut part: Value) -> Vec<Value> {
+    let Some(Value::Array(mut inner)) = part.get_mut("anyOf").map(Value::take) else { return vec![part] };
+    let description = part.get("description");
+    for map in inner.iter_mut().filter_map(Value::as_object_mut).filter(|map| !map.contains_key("$ref")) {
+        if let Some(description) = description {
+            map.entry("description").or_insert_with(|| description.clone());
+        }
+    }
+    inner
 }
 
 /// Replaces a list of types by alternatives with one type each, unless the schema has nothing but the types.

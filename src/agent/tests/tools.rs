@@ -168,7 +168,7 @@ async fn input_with_json_in_a_string_is_decoded_where_the_schema_refuses_the_str
                 assert!(results(&events)[0].0.is_error, "{sent}");
                 continue;
             };
-            assert_eq!(seen.all(), std::slice::from_ref(&runs), "{sent}");
+            assert_eq!(seen.all(), std::slice::from_ref(runs), "{sent}");
             let (result, input) = &results(&events)[0];
             assert_eq!((result.text().as_str(), input), ("edited", &None), "{sent}");
             let shown: Vec<_> = events

@@ -23,6 +23,7 @@ use super::{
     front::{
         files::{attachments, stored},
         intent::paused_use,
+        media_types::complete,
     },
     gate::{RouteHandler, WebRequest},
     guard::guard,
@@ -218,12 +219,14 @@ async fn delete(call: WebRequest) -> Result<Response, Problem> {
 pub(super) async fn command(mut call: WebRequest) -> Result<Response, Problem> {
     let mut command: SessionCommand = call.json(call.web.0.limits.command_body).await?;
     call.permit_command(&command)?;
-    if let Some(Prompt { content, .. }) = prompt_of(&mut command)
-        && content.0.iter_mut().flat_map(attachments).any(|file| matches!(file.source, Source::Url { .. }))
-    {
-        // This also checks whether the principal may read the files.
-        let snapshot = call.snapshot().await?;
-        call.restore(&mut command, &snapshot)?;
+    if let Some(Prompt { content, .. }) = prompt_of(&mut command) {
+        if content.0.iter_mut().flat_map(attachments).any(|file| matches!(file.source, Source::Url { .. })) {
+            // This also checks whether the principal may read the files.
+            let snapshot = call.snapshot().await?;
+            call.restore(&mut command, &snapshot)?;
+        } else {
+            content.0.iter_mut().flat_map(attachments).for_each(complete);
+        }
     }
     let (manager, id, by) = (&call.web.0.manager, call.id()?, Some(call.client.principal.name()));
     let needed = action(&command);

@@ -62,7 +62,7 @@ pub(in crate::web) fn more_exact<'a>(first: &'a str, second: &'a str) -> &'a str
 
 /// Replaces the media type of a file if it names no format: by the format of the first bytes, by that of a text, or by
 /// the format to which the ending of the name or of the URL belongs. If none of them is known, the type stays.
-pub(super) fn complete(file: &mut Attachment) {
+pub(in crate::web) fn complete(file: &mut Attachment) {
     let Some(kind) = kind(&file.media_type) else { return };
     let has_kind = |found: &&str| {
         kind.is_empty() || found.split('/').next().is_some_and(|own| own.eq_ignore_ascii_case(kind))

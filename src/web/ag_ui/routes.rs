@@ -161,10 +161,14 @@ async fn perform(
     }
     let decided = decided_by(&command);
     let by = Some(call.client.principal.name());
-    if let Some(first) = first {
-        session.perform(first, by).await?;
-    }
-    let answer = session.perform(*command, by).await;
+    let decided_first = match first {
+        Some(first) => session.perform(first, by).await.map(drop),
+        None => Ok(()),
+    };
+    let answer = match decided_first {
+        Ok(()) => session.perform(*command, by).await,
+        Err(error) => Err(error),
+    };
     let answer = answer.inspect_err(|_| reader.iter_mut().for_each(WebRunReader::end))?;
     note_run(match (&answer, &prompt) {
         (SessionAnswer::Accepted(Accepted::Started { turn }), _) => RunToStop::Turn(*turn),

@@ -174,6 +174,9 @@ fn target(command: &mut SessionCommand) -> AiSdkRunToStream {
 fn decisions(messages: &[AiSdkPostedMessage], snapshot: &SessionSnapshot) -> Vec<(ToolUseId, Decision)> {
     let pauses = snapshot.agent.pauses.iter();
     let mut waiting: Vec<_> = pauses.map(|pause| (pause_id(&pause.tool_use.id, pause.turn), pause)).collect();
+    if waiting.is_empty() {
+        return Vec::new();
+    }
     let answer = exchanges(snapshot).last().and_then(PromptExchange::answer_id);
     let mut decisions = Vec::new();
     let parts =

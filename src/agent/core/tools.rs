@@ -302,11 +302,12 @@ impl AgentCore {
     /// [`Prompt::mixed_steps`](crate::run::Prompt::mixed_steps).
     fn leave_open(
         &mut self,
-        turn: Box<Turn>,
+        mut turn: Box<Turn>,
         slots: Vec<ToolUseSlot>,
         reviewed: Vec<ToolResult>,
         cx: &mut CoreInputContext<'_>,
     ) {
+        turn.uncertain = Vec::new();
         let (mut open, mut decided) = (Vec::new(), Vec::new());
         for (slot, result) in slots.into_iter().zip(reviewed) {
             match (slot.is_open, slot.input) {

@@ -263,9 +263,11 @@ impl Provider for Endpoint {
     }
 
     async fn stream(&self, request: Request, context: RequestContext) -> Result<DeltaStream, ProviderError> {
-        let spare = origin::without_private_parts(&request, self.format(&request).dialect.name());
-        match (self.send(request, &context, None).await, spare) {
-            (Err(error), Some(spare)) if is_unverified(&error) => {
+        let kept = request.clone();
+        let spare = || origin::without_private_parts(&kept, self.format(&kept).dialect.name());
+        match self.send(request, &context, None).await {
+            Err(error) if is_unverified(&error) => {
+                let Some(spare) = spare() else { return Err(error) };
                 tracing::warn!(provider = self.name, %error, "the request is repeated without private data");
                 let warning = format!(
                     "signatures and encrypted reasoning of earlier answers are left out: {} can't verify them; \
@@ -274,7 +276,7 @@ impl Provider for Endpoint {
                 );
                 self.send(spare, &context, Some(warning)).await
             }
-            (sent, _) => sent,
+            sent => sent,
         }
     }
 }

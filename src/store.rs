@@ -258,13 +258,13 @@ pub trait Store: Send + Sync + 'static {
     /// Deletes the conversation and everything that belongs to it. Deleting a conversation that does not exist
     /// succeeds.
     ///
-    /// With a lease, the conversation is deleted only if this lease is still valid. This prevents an owner that was
-    /// paused for longer than its lease from deleting the later work of another owner, or a new conversation with the
-    /// same id.
+    /// With a lease, the conversation is deleted only if its epoch is still valid, as for a write. This prevents an owner
+    /// that was paused for longer than its lease from deleting the later work of another owner, or a new conversation
+    /// with the same id.
     ///
     /// # Errors
     ///
-    /// Fails with [`StoreError::LeaseLost`] if there is a lease, the conversation exists and the lease is no longer
+    /// Fails with [`StoreError::LeaseLost`] if there is a lease, the conversation exists and the epoch is no longer
     /// valid. Also fails if the store can't be written to.
     async fn delete(&self, id: &ConversationId, lease: Option<&Lease>) -> Result<(), StoreError>;
 

@@ -120,7 +120,7 @@ kinds! {
     /// The error's `owner` names the owner. [`Manager::decide`](crate::manager::Manager::decide) sets
     /// [`Error::retry_after`] to the maximum time until the lease expires, unless its owner renews it.
     OpenElsewhere: 421 "open-elsewhere" "Another process has this conversation open.";
-    /// The lease of the write expired or passed to another owner.
+    /// The lease of the write was released, or it passed to another owner.
     LeaseLost: 421 "open-elsewhere" "Another process has this conversation open.";
     /// The process that has the conversation open does not answer. Try again when its lease ends. The member `owner` names
     /// the process. The member `retry_after` has the time until the lease ends, if it is known.

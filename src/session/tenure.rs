@@ -3,14 +3,19 @@
 //!
 //! The lease is acquired before the conversation is loaded, or right after it is created, and released when the session
 //! has ended in any way.
+//!
+//! # Races
+//!
+//! - **A write and a take-over.** The store compares the epoch of the write in the row that the take-over changes. So the
+//!   new owner loads what was written before, and everything that is written after is rejected. The end of the lease does
+//!   not matter for a write: it only permits the take-over. A process that was frozen continues if nobody has taken over.
+//! - **A lost answer of a write.** The write is repeated with its id. If the write had taken effect, the store returns its
+//!   first result, even to a former owner.
+//! - **A lost answer of an acquisition**: see the keeper.
 
 mod keeper;
 
-use std::{
-    sync::{Arc, atomic::AtomicBool},
-    thread,
-    time::Duration,
-};
+use std::{sync::Arc, thread, time::Duration};
 
 use futures_util::{FutureExt, future::BoxFuture};
 pub(super) use keeper::LeaseKeeper;
@@ -44,8 +49,6 @@ pub(super) struct LeaseShared {
     id: ConversationId,
     /// The lease, or the reason why it is lost permanently.
     lease: watch::Sender<Result<Lease, StoreError>>,
-    /// Whether the session has released the lease.
-    is_over: AtomicBool,
     keeper: Arc<LeaseKeeper>,
     /// Counts the lease until it is released. See [`LeaseKeeper::all_released`].
     _counted: watch::Receiver<()>,
@@ -169,8 +172,7 @@ impl LeaseShared {
             return Ok(None);
         }
         keeper.start()?;
-        let (lease, is_over) = (watch::Sender::new(Ok(lease)), AtomicBool::new(false));
-        Ok(Some(Arc::new(Self { id, lease, is_over, keeper, _counted: counted })))
+        Ok(Some(Arc::new(Self { id, lease: watch::Sender::new(Ok(lease)), keeper, _counted: counted })))
     }
 
     async fn loss(self: Arc<Self>) -> StoreError {
@@ -193,20 +195,18 @@ impl LeaseShared {
         self.lease.borrow().clone()
     }
 
-    /// Returns the lease with which a write can be repeated, after the store has rejected the lease of the write as
-    /// expired. `refused` is the epoch of the rejected lease. If nobody else has acquired the conversation in the
-    /// meantime, the lease is renewed.
+    /// Waits for the lease with which a write can be repeated, after the store has rejected the epoch `refused` of the
+    /// write. There is one if a late acquisition of this process has ended the lease.
     ///
     /// # Errors
     ///
-    /// Returns the error that states why the conversation is lost. Also fails if the store can't be reached.
+    /// Returns the error that states why the conversation is lost.
     pub(super) async fn lease_after(self: &Arc<Self>, refused: Epoch) -> Result<Lease, StoreError> {
-        let lease = self.lease()?;
-        if lease.epoch != refused {
-            return Ok(lease);
-        }
-        let (reply, answer) = oneshot::channel();
-        self.keeper.send(LeaseKeeperCommand::Check(Arc::clone(self), refused, reply));
-        answer.await.unwrap_or_else(|_| Err(StoreError::LeaseLost { id: self.id.clone() }))
+        self.keeper.send(LeaseKeeperCommand::Refused(Arc::clone(self), refused));
+        let mut lease = self.lease.subscribe();
+        let is_settled =
+            |lease: &Result<Lease, StoreError>| lease.as_ref().map_or(true, |lease| lease.epoch != refused);
+        let settled = lease.wait_for(is_settled).await;
+        settled.map_or_else(|_| Err(StoreError::LeaseLost { id: self.id.clone() }), |lease| lease.clone())
     }
 }

@@ -152,9 +152,11 @@
 //!
 //! [`acquire`](Store::acquire), [`renew`](Store::renew) and [`release`](Store::release) belong together. A store that
 //! does not implement them relies on versions alone. A store that implements them gives a [`Lease`] with an [`Epoch`] to
-//! one owner at a time, for a limited time, measured by the store's own clock. If a lease has expired or passed to
-//! another owner, every write with its epoch is rejected with [`StoreError::LeaseLost`]. The check is part of the
-//! transaction that would write. A write without an epoch is not checked.
+//! one owner at a time, for a limited time, measured by the store's own clock. The end of this time permits another owner
+//! to acquire the conversation, and nothing else: a write under an expired lease succeeds until another owner acquires
+//! the conversation. From then on, and after a release, every write with the earlier epoch is rejected with
+//! [`StoreError::LeaseLost`]. The check is part of the transaction that would write, and sees each acquisition that
+//! another transaction has made before. A write without an epoch is not checked.
 //!
 //! Each acquisition raises the epoch by one. A store may forget the last epoch, for example because its database fails
 //! over to a replica. In such a store, each acquisition raises the epoch by a random number. Until another owner

@@ -40,7 +40,7 @@ pub enum StoreError {
         /// The current owner.
         owner: Owner,
     },
-    /// The lease of the write expired or passed to another owner.
+    /// The lease of the write was released, or it passed to another owner.
     LeaseLost {
         /// The conversation's id.
         id: ConversationId,

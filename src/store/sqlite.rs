@@ -136,8 +136,8 @@
 //! A process that is stopped (`SIGSTOP`, a debugger, a paused container) in the middle of a write keeps the lock of the
 //! file. Until the stopped process continues or ends, no other process can write to any conversation in the file, take
 //! over a conversation, or open a session. These operations fail with [`StoreError::Busy`]. Reading and listing still
-//! work. Leases expire in the meantime. When the lock is free again, the owners of expired leases can renew them,
-//! unless another process acquires the conversation first. Killing the stopped process frees the lock immediately, and
+//! work. Leases expire in the meantime. When the lock is free again, the owners of expired leases can write and renew
+//! them, unless another process acquires the conversation first. Killing the stopped process frees the lock immediately, and
 //! its unfinished write is rolled back.
 //!
 //! A stopped process keeps the lock only if it was stopped during a transaction. Transactions are short: a write is

@@ -89,8 +89,8 @@ impl Write {
         /// Returns the same write with this id.
         pub fn with_id(self, id: WriteId) { self.id = id }
 
-        /// Returns the same write, bound to this lease. The store rejects the write if the lease has expired, was
-        /// released or has passed to another owner.
+        /// Returns the same write, bound to this lease. The store rejects the write if the lease was released or has
+        /// passed to another owner. An expired lease is enough, as long as no other owner has acquired the conversation.
         pub fn under(self, lease: &Lease) { self.epoch = Some(lease.epoch) }
     }
 }

@@ -194,13 +194,13 @@ impl LeasingStore {
         }
     }
 
-    /// Refuses a write if its lease has expired or was replaced. The underlying test store writes immediately, so
+    /// Refuses a write if its lease was released or replaced. The underlying test store writes immediately, so
     /// nothing can happen between this check and the write.
     fn fence(&self, id: &ConversationId, epoch: Option<Epoch>) -> Result<(), StoreError> {
         let mut rows = self.rows();
         if let Some(epoch) = epoch {
             let row = rows.leases.get(id).cloned().unwrap_or_default();
-            if row.owner.is_none() || row.ran_out || row.epoch != epoch.0 {
+            if row.owner.is_none() || row.epoch != epoch.0 {
                 return Err(StoreError::LeaseLost { id: id.clone() });
             }
         }

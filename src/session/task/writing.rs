@@ -236,20 +236,14 @@ async fn write(
         }
         (job, WriteOwnership::New(..) | WriteOwnership::Free) => attempt(&**store, id, job, None).await?,
         (job, WriteOwnership::Held(held)) => {
-            let lease = held.lease()?;
-            match attempt(&**store, id, job, Some(&lease)).await {
-                Err(StoreError::LeaseLost { .. }) => {
-                    let lease = Box::pin(held.lease_after(lease.epoch)).await?;
-                    attempt(&**store, id, job, Some(&lease)).await.map_err(|error| match error {
-                        // The lease was renewed a moment ago, so nobody else had acquired the conversation until then.
-                        // This error causes another attempt, which shows whether somebody has acquired it since.
-                        StoreError::LeaseLost { id } => {
-                            StoreError::failed(format!("writing conversation {id}"), LeaseExpiredAgainError)
-                        }
-                        error => error,
-                    })?
+            let mut lease = held.lease()?;
+            loop {
+                match attempt(&**store, id, job, Some(&lease)).await {
+                    Err(StoreError::LeaseLost { .. }) => {
+                        lease = Box::pin(held.lease_after(lease.epoch)).await?
+                    }
+                    written => break written?,
                 }
-                written => written?,
             }
         }
     };
@@ -269,7 +263,3 @@ async fn attempt(
 #[derive(Debug, thiserror::Error)]
 #[error("the store did not respond within {0:?}")]
 struct StoreTimeoutError(Duration);
-
-#[derive(Debug, thiserror::Error)]
-#[error("the conversation's lease expired again right after it was renewed")]
-struct LeaseExpiredAgainError;

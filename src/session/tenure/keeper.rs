@@ -3,19 +3,20 @@
 //!
 //! All sessions of a manager share one keeper. A session without a manager has its own keeper. When a third of the
 //! lease time has passed, a keeper renews all its leases together. A lease can expire if the store can't be reached or
-//! the process is suspended. If the epoch of an expired lease shows that nobody else has acquired the conversation in
-//! the meantime, the lease is renewed nevertheless.
+//! the process is suspended. As long as nobody else acquires the conversation, its epoch stays valid, and the next renewal
+//! extends the lease.
 //!
 //! The caller of an acquisition may give up, and acquire the conversation again under the same name. If the store performs
 //! the first acquisition after the second one, it ends the second lease. The session that holds the second lease then
-//! continues with the lease of the first acquisition.
+//! continues with the lease of the first acquisition. So before a session loses its place, the keeper waits for the
+//! acquisitions in flight.
 //!
 //! All keepers of a process run on one thread, which starts with the first lease. A store without leases starts none.
 
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::{BTreeMap, BTreeSet, HashMap},
     io,
-    sync::{Arc, Mutex, OnceLock, atomic::Ordering},
+    sync::{Arc, Mutex, OnceLock},
     thread,
     time::Duration,
 };
@@ -117,13 +118,11 @@ fn epoch(held: &LeaseShared) -> Option<Epoch> {
     held.lease().ok().map(|lease| lease.epoch)
 }
 
-type LeaseReplyTx = oneshot::Sender<Result<Lease, StoreError>>;
-
 pub(super) enum LeaseKeeperCommand {
     /// Renew this lease from now on.
     Keep(Arc<LeaseShared>),
-    /// The store has rejected the lease with this epoch. Find out why, and reply.
-    Check(Arc<LeaseShared>, Epoch, LeaseReplyTx),
+    /// The store has rejected a write with this epoch of the lease. Find out why, and set the lease or the reason.
+    Refused(Arc<LeaseShared>, Epoch),
     /// Release this lease and record the last event of the session's feed, then drop the sender. The caller waits for
     /// that.
     Release(Arc<LeaseShared>, Option<EventId>, Option<oneshot::Sender<()>>),
@@ -202,9 +201,8 @@ struct LeaseKeeperTask {
     acquisitions: Arc<watch::Sender<Acquisitions>>,
     /// The leases that are renewed regularly.
     held: BTreeMap<LeaseKey, Arc<LeaseShared>>,
-    /// The rejected leases that are being renewed. Each has a list of senders for the callers that wait for the
-    /// outcome.
-    lapsed: BTreeMap<LeaseKey, Vec<LeaseReplyTx>>,
+    /// The leases whose epochs the store no longer accepts, while the keeper waits for acquisitions in flight.
+    lost: BTreeSet<LeaseKey>,
     work: FuturesUnordered<BoxFuture<'static, LeaseCallOutcome>>,
     is_renewing: bool,
     /// The time of the next renewal.
@@ -216,8 +214,8 @@ enum LeaseCallOutcome {
     /// The listed leases are lost, and the other leases were renewed. If there is an error, the outcome for the other
     /// leases is unknown.
     Renewed(Vec<LeaseKey>, Result<(), StoreError>),
-    /// The renewal of a rejected lease succeeded or failed.
-    Revived(Arc<LeaseShared>, Epoch, Result<Lease, StoreError>),
+    /// The store no longer accepts this epoch of the lease, for this reason, and no acquisition is in flight.
+    Lost(Arc<LeaseShared>, Epoch, StoreError),
     Released,
 }
 
@@ -227,7 +225,7 @@ impl LeaseKeeperTask {
             store,
             acquisitions,
             held: BTreeMap::new(),
-            lapsed: BTreeMap::new(),
+            lost: BTreeSet::new(),
             work: FuturesUnordered::new(),
             is_renewing: false,
             due: None,
@@ -258,19 +256,12 @@ impl LeaseKeeperTask {
     fn obey(&mut self, order: LeaseKeeperCommand) {
         match order {
             LeaseKeeperCommand::Keep(held) => self.keep(held),
-            LeaseKeeperCommand::Check(held, refused, reply) => {
-                let key = (held.id.clone(), refused);
-                if let Some(waiting) = self.lapsed.get_mut(&key) {
-                    waiting.push(reply);
-                } else if self.held.remove(&key).is_some() {
-                    self.revive(held, refused, vec![reply]);
-                } else {
-                    let lost = || StoreError::LeaseLost { id: key.0 };
-                    let lease = held.lease();
-                    let _ = reply.send(match lease {
-                        Ok(lease) if lease.epoch == refused => Err(lost()),
-                        other => other,
-                    });
+            LeaseKeeperCommand::Refused(held, refused) => {
+                if self.held.contains_key(&(held.id.clone(), refused)) {
+                    self.examine(held, refused);
+                } else if epoch(&held) == Some(refused) {
+                    let id = held.id.clone();
+                    drop(held.lease.send_replace(Err(StoreError::LeaseLost { id })));
                 }
             }
             LeaseKeeperCommand::Release(held, mark, reply) => self.release(&held, mark, reply),
@@ -296,11 +287,7 @@ impl LeaseKeeperTask {
     /// Gives the late lease of a conversation to the session that has acquired the conversation meanwhile. If there is
     /// none, releases the lease.
     fn settle_late(&mut self, id: &ConversationId) {
-        // A check in progress takes the lease at its end.
-        let checks = (id.clone(), Epoch(0))..=(id.clone(), Epoch(u64::MAX));
-        if self.lapsed.range(checks).next().is_none()
-            && let Some(late) = self.take_late(id, None)
-        {
+        if let Some(late) = self.take_late(id, None) {
             if let Ok(lease) = late.lease() {
                 self.held.insert((id.clone(), lease.epoch), Arc::clone(&late));
             }
@@ -327,7 +314,6 @@ impl LeaseKeeperTask {
         mark: Option<EventId>,
         reply: Option<oneshot::Sender<()>>,
     ) {
-        held.is_over.store(true, Ordering::Release);
         let Ok(lease) = held.lease() else {
             return;
         };
@@ -355,7 +341,8 @@ impl LeaseKeeperTask {
     /// Starts to renew all leases.
     fn renew(&mut self) {
         let limit = self.pace();
-        let leases = self.held.values().filter_map(|held| Some((held.id.clone(), held.lease().ok()?)));
+        let leases = self.held.iter().filter(|(key, _)| !self.lost.contains(*key));
+        let leases = leases.filter_map(|(_, held)| Some((held.id.clone(), held.lease().ok()?)));
         let mut leases: Vec<(ConversationId, Lease)> = leases.collect();
         // If there is too little time to renew all leases, the random order prevents the same leases from being skipped
         // each time.
@@ -383,27 +370,18 @@ impl LeaseKeeperTask {
         }));
     }
 
-    /// Starts to find out whether a rejected lease has expired or whether another owner has acquired the conversation.
-    /// To find out, the lease is renewed. A renewal does not harm another owner, and it can be repeated.
-    fn revive(&mut self, held: Arc<LeaseShared>, refused: Epoch, waiting: Vec<LeaseReplyTx>) {
-        self.lapsed.insert((held.id.clone(), refused), waiting);
+    /// Starts to find out why the store no longer accepts an epoch of a lease.
+    fn examine(&mut self, held: Arc<LeaseShared>, refused: Epoch) {
+        if !self.lost.insert((held.id.clone(), refused)) {
+            return;
+        }
         let (store, mut acquisitions) = (Arc::clone(&self.store), self.acquisitions.subscribe());
         self.work.push(Box::pin(async move {
-            let revive = async {
-                let lease = held.lease()?;
-                let leases = [(held.id.clone(), lease)];
-                let is_lost = !in_time(PATIENCE, store.renew(&leases)).await?.is_empty();
-                let [(id, lease)] = leases;
-                if !is_lost {
-                    return Ok(lease);
-                }
-                // An abandoned acquisition may have ended the lease. Its own lease then arrives late.
-                let none_in_flight = |all: &Acquisitions| all.get(&id).is_none_or(|own| own.in_flight == 0);
-                let _ = timeout(PATIENCE, acquisitions.wait_for(none_in_flight)).await;
-                Err(lost(&*store, id).await)
-            };
-            let revived = revive.await;
-            LeaseCallOutcome::Revived(held, refused, revived)
+            // An abandoned acquisition may have ended the lease. Its own lease then arrives late.
+            let none_in_flight = |all: &Acquisitions| all.get(&held.id).is_none_or(|own| own.in_flight == 0);
+            let _ = timeout(PATIENCE, acquisitions.wait_for(none_in_flight)).await;
+            let error = lost(&*store, held.id.clone()).await;
+            LeaseCallOutcome::Lost(held, refused, error)
         }));
     }
 
@@ -412,8 +390,8 @@ impl LeaseKeeperTask {
             LeaseCallOutcome::Renewed(lost, outcome) => {
                 self.is_renewing = false;
                 for (id, epoch) in lost {
-                    if let Some(held) = self.held.remove(&(id, epoch)) {
-                        self.revive(held, epoch, Vec::new());
+                    if let Some(held) = self.held.get(&(id, epoch)) {
+                        self.examine(Arc::clone(held), epoch);
                     }
                 }
                 if let Err(error) = outcome {
@@ -422,39 +400,23 @@ impl LeaseKeeperTask {
                     self.due = Some(Instant::now() + self.pace().min(AGAIN));
                 }
             }
-            LeaseCallOutcome::Revived(held, refused, revived) => self.revived(held, refused, revived),
+            LeaseCallOutcome::Lost(held, refused, error) => self.lose(held, refused, error),
             LeaseCallOutcome::Released => {}
         }
     }
 
-    fn revived(&mut self, held: Arc<LeaseShared>, refused: Epoch, revived: Result<Lease, StoreError>) {
-        let waiting = self.lapsed.remove(&(held.id.clone(), refused)).unwrap_or_default();
-        let late = self.take_late(&held.id, Some(refused)).map(|late| late.lease());
-        let revived = late.unwrap_or(revived);
-        let id = held.id.clone();
-        for reply in waiting {
-            let _ = reply.send(revived.clone());
-        }
-        let is_over = held.is_over.load(Ordering::Acquire);
-        match revived {
-            Ok(lease) => {
-                tracing::warn!(id = %held.id, "the lease of a conversation had expired and was renewed");
-                drop(held.lease.send_replace(Ok(lease)));
-                self.keep(Arc::clone(&held));
-                if is_over {
-                    self.release(&held, None, None);
-                }
+    /// Ends a lease for this reason, unless a late lease has replaced it or replaces it now.
+    fn lose(&mut self, held: Arc<LeaseShared>, refused: Epoch, error: StoreError) {
+        let key = (held.id.clone(), refused);
+        self.lost.remove(&key);
+        if self.held.remove(&key).is_some() {
+            if let Some(Ok(late)) = self.take_late(&held.id, Some(refused)).map(|late| late.lease()) {
+                drop(held.lease.send_replace(Ok(late)));
+                self.keep(held);
+            } else {
+                drop(held.lease.send_replace(Err(error)));
             }
-            // The outcome is unknown, so keep the lease. The next renewal will determine the outcome.
-            Err(error) if error.is_transient() && !matches!(error, StoreError::Owned { .. }) => {
-                if !is_over {
-                    self.held.insert((held.id.clone(), refused), held);
-                    self.due = Some(Instant::now() + self.pace().min(AGAIN));
-                }
-            }
-            Err(error) => drop(held.lease.send_replace(Err(error))),
         }
-        self.settle_late(&id);
     }
 }
 

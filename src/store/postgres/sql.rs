@@ -67,8 +67,9 @@ SELECT version, write FROM {schema}.writes
 WHERE conversation = (SELECT key FROM {schema}.conversations WHERE id = $1)
 ORDER BY version LIMIT 1";
 
-/// A complete write in one statement. The statement locks the row, and compares version and lease while it holds the
-/// lock.
+/// A complete write in one statement. The statement locks the row, and compares version and epoch while it holds the
+/// lock. The end of the lease does not matter, because a take-over changes the epoch in the same row. After a release, no
+/// epoch is valid.
 const WRITE: &str = "
 WITH written AS (
     UPDATE {schema}.conversations SET version = $3,
@@ -83,7 +84,7 @@ WITH written AS (
         mark = coalesce($24::text, mark),
         mark_version = CASE WHEN $24 IS NULL THEN mark_version ELSE $3 END
     WHERE id = $1 AND version = $2
-        AND ($5::bigint IS NULL OR epoch = $5 AND {held})
+        AND ($5::bigint IS NULL OR epoch = $5 AND owner IS NOT NULL)
     RETURNING key, head
 ), named AS (
     INSERT INTO {schema}.writes (conversation, version, write) SELECT key, $3, $4::bytea FROM written
@@ -192,7 +193,7 @@ WITH written AS (
         words = CASE WHEN title_by_person OR NOT $11 THEN words ELSE ' ' END,
         updated = greatest(updated, date_trunc('milliseconds', clock_timestamp()))
     WHERE id = $1 AND version = $2
-        AND ($5::bigint IS NULL OR epoch = $5 AND {held})
+        AND ($5::bigint IS NULL OR epoch = $5 AND owner IS NOT NULL)
     RETURNING key
 ), named AS (
     INSERT INTO {schema}.writes (conversation, version, write) SELECT key, $3, $4::bytea FROM written
@@ -252,7 +253,7 @@ SELECT version, EXISTS (SELECT FROM removed) FROM target";
 const DELETE: &str = "
 WITH doomed AS (
     SELECT key FROM {schema}.conversations
-    WHERE key = $1 AND version = $2 AND ($3::bigint IS NULL OR epoch = $3 AND {held})
+    WHERE key = $1 AND version = $2 AND ($3::bigint IS NULL OR epoch = $3 AND owner IS NOT NULL)
     FOR UPDATE
 ), kept AS (
     INSERT INTO {schema}.kept_usage
@@ -274,7 +275,7 @@ DELETE FROM {schema}.conversations WHERE key = (SELECT key FROM doomed)";
 
 /// Finds the reason why a write changed no row.
 const EXAMINE: &str = "
-SELECT version, epoch = $3 AND {held},
+SELECT version, epoch = $3 AND owner IS NOT NULL,
     (SELECT write FROM {schema}.writes WHERE conversation = key AND writes.version = $2)
 FROM {schema}.conversations WHERE id = $1";
 
@@ -374,7 +375,8 @@ SELECT id FROM wanted WHERE NOT EXISTS (
 )";
 
 /// Returns the version, and whether the conversation is held under this epoch.
-const VERSION: &str = "SELECT version, epoch = $2 AND {held} FROM {schema}.conversations WHERE key = $1";
+const VERSION: &str =
+    "SELECT version, epoch = $2 AND owner IS NOT NULL FROM {schema}.conversations WHERE key = $1";
 
 /// Releases a lease. If the lease was already released, the last event of the session's feed is not recorded.
 const RELEASE: &str = "

@@ -132,9 +132,10 @@ impl ConversationRowForWrite {
         Self::find(connection, id)?.ok_or_else(|| StoreError::NotFound { id: id.clone() }.into())
     }
 
-    /// Returns whether a lease with this epoch is still valid.
-    pub(super) fn is_held_under(&self, epoch: Epoch, now: Timestamp) -> bool {
-        self.epoch == epoch && self.is_held(now)
+    /// Returns whether writes with this epoch are accepted: until a release or the next acquisition, even if the lease has
+    /// expired.
+    pub(super) fn accepts(&self, epoch: Epoch) -> bool {
+        self.epoch == epoch && self.owner.is_some()
     }
 
     fn is_held(&self, now: Timestamp) -> bool {

@@ -105,7 +105,7 @@ fn change(
     if row.version != write.base && written(&transaction, row.key, version)? == Some(write.id) {
         return Ok(version);
     }
-    if write.epoch.is_some_and(|epoch| !row.is_held_under(epoch, now)) {
+    if write.epoch.is_some_and(|epoch| !row.accepts(epoch)) {
         return Err(StoreError::LeaseLost { id: id.clone() }.into());
     }
     if row.version != write.base {
@@ -318,7 +318,7 @@ pub(super) fn delete(
 ) -> Result<(), SqliteOperationError> {
     let transaction = begin(connection)?;
     let Some(row) = ConversationRowForWrite::find(&transaction, id)? else { return Ok(()) };
-    if lease.is_some_and(|lease| !row.is_held_under(lease.epoch, Timestamp::now())) {
+    if lease.is_some_and(|lease| !row.accepts(lease.epoch)) {
         return Err(StoreError::LeaseLost { id: id.clone() }.into());
     }
     ledger::keep(&transaction, row.key)?;

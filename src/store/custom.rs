@@ -158,9 +158,9 @@
 //! [`StoreError::LeaseLost`]. The check is part of the transaction that would write, and sees each acquisition that
 //! another transaction has made before. A write without an epoch is not checked.
 //!
-//! Each acquisition raises the epoch by one. A store may forget the last epoch, for example because its database fails
-//! over to a replica. In such a store, each acquisition raises the epoch by a random number. Until another owner
-//! acquires the conversation, an expired lease keeps its epoch and can be renewed.
+//! Each acquisition raises the epoch. A store may forget the last epoch, for example because its database fails over to a
+//! replica. In such a store, epochs grow with the clock, and have a random part. Until another owner acquires the
+//! conversation, an expired lease keeps its epoch and can be renewed.
 //!
 //! Sessions acquire the conversations that they open. A thread of this crate with its own runtime renews their leases,
 //! even while the application's threads are busy. So the methods for leases must make progress on the runtime on which

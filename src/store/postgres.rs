@@ -97,8 +97,9 @@
 //!
 //! Leases are stored in the conversation's row and measured by the database's clock. If the clock is set back so far
 //! that a lease would last for more than twice its duration, the lease counts as ended. A write and an acquisition lock
-//! the same row, so each of them sees the result of the other. Epochs increase by random numbers. So if another server
-//! takes over without the latest transactions, it does not assign the epochs of those transactions again.
+//! the same row, so each of them sees the result of the other. Epochs grow with the database's clock. So if another server
+//! takes over without the latest transactions, its epochs are higher than those of these transactions, unless its clock is
+//! behind. The last 20 bits of an epoch are random, so even then it does not assign the same epochs again.
 
 mod connect;
 mod error;

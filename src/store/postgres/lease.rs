@@ -25,10 +25,10 @@ fn seconds(lasts: Duration) -> f64 {
     lasts.as_secs_f64().min(LONGEST)
 }
 
-/// Returns a random increment of the epoch. If a server takes over from another server, it may lack the last
-/// transactions of that server. Because of the random increment, it does not assign the same epoch to a new owner.
+/// Returns the random part of an epoch, below 2^20. If a server takes over from another server in the same millisecond,
+/// it does not assign the same epoch to a new owner.
 fn step() -> i64 {
-    1 + i64::from(rand::random::<u32>())
+    i64::from(rand::random::<u32>() >> 12)
 }
 
 pub(super) async fn acquire(

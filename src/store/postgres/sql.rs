@@ -337,9 +337,12 @@ FROM {schema}.conversations";
 const ALL: &str = "SELECT * FROM {schema}.conversations ORDER BY updated DESC, id LIMIT $1 OFFSET $2";
 
 /// Acquires a conversation whose epoch is still the one that was read before. So a delayed statement can't replace an
-/// owner that acquired the conversation in the meantime.
+/// owner that acquired the conversation in the meantime. The epoch begins with the milliseconds of the database's clock,
+/// followed by 20 random bits. So if another server takes over without the last transactions, its epochs are higher than
+/// those that it lacks.
 const ACQUIRE: &str = "
-UPDATE {schema}.conversations SET epoch = epoch + $6, owner = $2, owner_address = $3,
+UPDATE {schema}.conversations SET
+    epoch = greatest(epoch + 1, (extract(epoch FROM clock_timestamp()) * 1000)::bigint << 20) + $6, owner = $2, owner_address = $3,
     expires = clock_timestamp() + make_interval(secs => $4), lasts = make_interval(secs => $4)
 WHERE id = $1 AND epoch = $5 AND (owner = $2 OR NOT ({held}))
 RETURNING epoch";

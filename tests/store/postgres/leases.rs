@@ -74,7 +74,11 @@ async fn lease_lost_in_a_failover_is_rejected_after_another_acquire() {
     let replica = format!("UPDATE {}.conversations SET epoch = $1, owner = NULL", schema(&store));
     other.execute(&replica, &[&before]).await.unwrap();
 
+    // The replica has taken over at least a millisecond later.
+    let clock = "SELECT (extract(epoch FROM clock_timestamp()) * 1000)::bigint << 20";
+    while other.query_one(clock, &[]).await.unwrap().get::<_, i64>(0) <= forgotten.epoch.0.cast_signed() {}
     let next = store.acquire(&id("a"), &Owner::new("ben")).await.unwrap();
+    assert!(next.epoch > forgotten.epoch, "{next:?} after {forgotten:?}");
     let refused = [
         store.delete(&id("a"), Some(&forgotten)).await,
         store

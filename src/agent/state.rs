@@ -235,6 +235,10 @@ impl Prompt {
         if let Some(data) = self.app_data.as_deref() {
             check_app_data(data)?;
         }
+        let options = [self.options.extra(), self.options.metadata(), self.options.backend()];
+        if !options.into_iter().flatten().flat_map(serde_json::Map::values).all(is_shallow) {
+            return Err(too_deep("an option"));
+        }
         check_budget(self.budget)?;
         check(self.max_steps, self.turn_timeout, &self.options)
     }

@@ -195,6 +195,13 @@ pub(super) fn check(
         let text = "turn_timeout is zero, which allows no turn; leave it unset for no limit";
         return Err(Error::new(ErrorKind::InvalidSettings, text));
     }
+    for (name, value) in [("temperature", options.temperature()), ("top_p", options.top_p())] {
+        if let Some(value) = value.filter(|value| !value.is_finite()) {
+            let text =
+                format!("{name} is {value}, which JSON can't express; use a finite number or leave it unset");
+            return Err(Error::new(ErrorKind::InvalidSettings, text));
+        }
+    }
     match options.output().and_then(|output| output.schema.error()) {
         Some(error) => {
             let text = format!("the output schema is invalid: {error}");
@@ -227,6 +234,10 @@ impl Prompt {
         }
         if let Some(data) = self.app_data.as_deref() {
             check_app_data(data)?;
+        }
+        let options = [self.options.extra(), self.options.metadata(), self.options.backend()];
+        if !options.into_iter().flatten().flat_map(serde_json::Map::values).all(is_shallow) {
+            return Err(too_deep("an option"));
         }
         check_budget(self.budget)?;
         check(self.max_steps, self.turn_timeout, &self.options)

@@ -187,7 +187,9 @@ pub enum ManagerEvent {
         /// The reason, for a log.
         reason: Arc<str>,
     },
-    /// The prompt of a schedule was refused for good. The schedule continues with its next time, if it has one.
+    /// The prompt of a schedule was refused for good. The schedule continues with its next time, if it has one. Also
+    /// reported once if the times of the schedule can't be computed, for example because its time zone is unknown. Then
+    /// the manager tries again later.
     NotFired {
         /// The conversation's id.
         id: ConversationId,

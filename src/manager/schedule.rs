@@ -22,6 +22,8 @@
 //!   with the interval of the sweep.
 //! - A store or a conversation fails: each failure doubles the delay of the next attempt.
 //! - The opening fails: the row stays. Only a refusal of the prompt itself moves it.
+//! - The next time can't be computed, such as in an unknown time zone: the row stays. Only a pattern without a later time
+//!   ends a schedule.
 //! - The prompt is staged, and the run before it fails or is cancelled: the row stays. If somebody withdraws the prompt,
 //!   the row moves.
 //! - Many openings are slow: a sweep waits for none of them. It ends, and the next opening that is done begins another one,
@@ -419,17 +421,32 @@ impl ScheduleSweeper {
     ) -> Considered {
         let key = (due.id.clone(), due.name.clone(), due.rev);
         let waits = self.failures.get(&key).is_some_and(|(_, next)| Instant::now() < *next);
-        if waits || self.running.contains(&key) || !due.schedule.is_computable() {
+        if waits || self.running.contains(&key) {
             return Considered::Done;
         }
         if let Some(problem) = &due.damage {
             tracing::warn!(id = %due.id, name = due.name, problem, "a schedule can't be read, so it is not fired");
             return Considered::Done;
         }
-        if let Missed::Skip(late) = due.schedule.missed
-            && now.since(due.due) > late
-        {
-            let next = due.schedule.next(due.due, now.before(late).before(Duration::from_millis(1)));
+        let late = match due.schedule.missed {
+            Missed::Skip(late) if now.since(due.due) > late => Some(late),
+            _ => None,
+        };
+        let next = late.map_or(now, |late| now.before(late).before(Duration::from_millis(1)));
+        let next = match due.schedule.next(due.due, next) {
+            Ok(next) => next,
+            // This process never sends it. Another one may.
+            Err(error) if error.kind() == ErrorKind::Unsupported => return Considered::Done,
+            // A later version of the program or of the machine's database of time zones may compute it.
+            Err(error) => {
+                if !self.failures.contains_key(&key) {
+                    inner.registry().emit_not_fired(&due.id, &due.name, error_chain(&error));
+                }
+                self.ended(key, Err(error));
+                return Considered::Done;
+            }
+        };
+        if late.is_some() {
             let moved = in_time(inner, inner.change_schedule(&due.id, moved(&due, next))).await;
             match (moved, next) {
                 (Ok(()), Some(next)) if next <= now => due.due = next,
@@ -550,7 +567,7 @@ impl Firing {
         if shutting.is_cancelled() {
             return Ok(FiringEnd::Left);
         }
-        let next = self.due.schedule.next(self.due.due, self.now);
+        let next = self.due.schedule.next(self.due.due, self.now)?;
         let change = Change::schedule(moved(&self.due, next));
         let written = timeout(limit, store.write(&self.due.id, &Write::first(), &change)).await;
         match written.unwrap_or_else(|_| Err(too_late(limit))) {

@@ -60,8 +60,8 @@ kinds! {
     /// The prompt does not fit the history, or its id or its data is invalid. For lengths, the members `length` or
     /// `size`, and `limit`, have the numbers.
     InvalidPrompt: 422 "invalid-prompt" "The prompt is not acceptable.";
-    /// A limit of requests or of time is zero, the output schema is invalid, or a schedule has an invalid name, pattern or
-    /// time zone.
+    /// A limit of requests or of time is zero, a number in the options is not finite, the output schema is invalid, or a
+    /// schedule has an invalid name, pattern or time zone.
     InvalidSettings: 422 "invalid-prompt" "The prompt is not acceptable.";
     /// The limit of a budget in money is negative or not finite. The member `usd` has the limit, if JSON can represent
     /// it.

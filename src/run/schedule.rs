@@ -4,9 +4,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-#[cfg(any(doc, not(feature = "cron")))]
-use super::ErrorKind;
-use super::{Error, Prompt, PromptId, prompt::is_default};
+use super::{Error, ErrorKind, Prompt, PromptId, prompt::is_default};
 use crate::{message::Timestamp, setters::setters};
 
 /// The shortest interval of a [`Schedule`]. A shorter one would keep the manager and the store busy.
@@ -130,28 +128,24 @@ impl Schedule {
         match &self.timing {
             Timing::At(time) => Ok(*time),
             Timing::After(wait) | Timing::Every(wait) => Ok(now.after(*wait)),
-            Timing::Cron { pattern, zone } => cron::next(pattern, zone, now),
+            Timing::Cron { pattern, zone } => cron::next(pattern, zone, now)?.ok_or_else(|| {
+                let text = format!("the pattern {pattern:?} of a schedule has no time after now");
+                Error::new(ErrorKind::InvalidSettings, text)
+            }),
         }
     }
 
-    /// Returns the first time after `now` for a schedule with the time `due`, or `None` if the schedule is over.
-    pub(crate) fn next(&self, due: Timestamp, now: Timestamp) -> Option<Timestamp> {
+    /// Returns the first time after `now` for a schedule with the time `due`, or `None` if the schedule is over. Fails if
+    /// this process can't compute the time. A later attempt or another process may be able to.
+    pub(crate) fn next(&self, due: Timestamp, now: Timestamp) -> Result<Option<Timestamp>, Error> {
         match &self.timing {
-            Timing::At(_) | Timing::After(_) => None,
+            Timing::At(_) | Timing::After(_) => Ok(None),
             Timing::Every(interval) => {
                 let interval = u64::try_from(interval.as_millis()).unwrap_or(u64::MAX).max(SHORTEST);
                 let steps = now.0.saturating_sub(due.0) / interval + 1;
-                Some(Timestamp(due.0.saturating_add(steps.saturating_mul(interval))))
+                Ok(Some(Timestamp(due.0.saturating_add(steps.saturating_mul(interval)))))
             }
-            Timing::Cron { pattern, zone } => cron::next(pattern, zone, due.max(now)).ok(),
-        }
-    }
-
-    /// Returns whether this process can compute the times.
-    pub(crate) fn is_computable(&self) -> bool {
-        match &self.timing {
-            Timing::Cron { pattern, zone } => cron::next(pattern, zone, Timestamp(0)).is_ok(),
-            _ => true,
+            Timing::Cron { pattern, zone } => cron::next(pattern, zone, due.max(now)),
         }
     }
 }
@@ -176,7 +170,7 @@ mod cron {
     use std::str::FromStr;
 
     use croner::Cron;
-    use jiff::tz::TimeZone;
+    use jiff::tz::{TimeZone, TimeZoneDatabase};
 
     use crate::{
         message::Timestamp,
@@ -188,23 +182,22 @@ mod cron {
             let text = format!("the {what} {value:?} of a schedule is invalid: {problem}");
             Error::new(ErrorKind::InvalidSettings, text)
         };
-        let zone = TimeZone::get(zone).map_err(|error| invalid("time zone", zone, error.to_string()))?;
+        // The database of the machine may lack zones, such as `US/Eastern`, or be unreadable for a moment.
+        let zone = TimeZone::get(zone)
+            .or_else(|error| TimeZoneDatabase::bundled().get(zone).map_err(|_| error))
+            .map_err(|error| invalid("time zone", zone, error.to_string()))?;
         let cron = Cron::from_str(pattern).map_err(|error| invalid("pattern", pattern, error.to_string()))?;
         Ok((cron, zone))
     }
 
-    /// Returns the first time of the pattern after `now`.
-    pub(super) fn next(pattern: &str, zone: &str, now: Timestamp) -> Result<Timestamp, Error> {
+    /// Returns the first time of the pattern after `now`, or `None` if there is none.
+    pub(super) fn next(pattern: &str, zone: &str, now: Timestamp) -> Result<Option<Timestamp>, Error> {
         let (cron, zone) = parse(pattern, zone)?;
-        let none = |problem: String| {
-            let text = format!("the pattern {pattern:?} of a schedule has no time after now: {problem}");
-            Error::new(ErrorKind::InvalidSettings, text)
-        };
         let millis = i64::try_from(now.0).unwrap_or(i64::MAX);
-        let now = jiff::Timestamp::from_millisecond(millis).map_err(|error| none(error.to_string()))?;
-        let next = cron.find_next_occurrence(&now.to_zoned(zone), false);
-        let next = next.map_err(|error| none(error.to_string()))?.timestamp().as_millisecond();
-        Ok(Timestamp(u64::try_from(next).unwrap_or_default()))
+        // Both fail only if the time is beyond the calendar or the pattern fits no date.
+        let Ok(now) = jiff::Timestamp::from_millisecond(millis) else { return Ok(None) };
+        let next = cron.find_next_occurrence(&now.to_zoned(zone), false).ok();
+        Ok(next.map(|next| Timestamp(u64::try_from(next.timestamp().as_millisecond()).unwrap_or_default())))
     }
 }
 
@@ -212,7 +205,7 @@ mod cron {
 mod cron {
     use super::{Error, ErrorKind, Timestamp};
 
-    pub(super) fn next(_: &str, _: &str, _: Timestamp) -> Result<Timestamp, Error> {
+    pub(super) fn next(_: &str, _: &str, _: Timestamp) -> Result<Option<Timestamp>, Error> {
         let text = "this program can't compute the times of a cron pattern; enable the feature `cron`";
         Err(Error::new(ErrorKind::Unsupported, text).with_member("operation", "cron patterns"))
     }
@@ -233,10 +226,14 @@ mod tests {
             (1_000, 61_500, 71_000),
             (u64::MAX, 5, u64::MAX),
         ] {
-            assert_eq!(every.next(Timestamp(due), Timestamp(now)), Some(Timestamp(next)), "{due} {now}");
+            assert_eq!(
+                every.next(Timestamp(due), Timestamp(now)).unwrap(),
+                Some(Timestamp(next)),
+                "{due} {now}"
+            );
         }
         let endless = Schedule { timing: Timing::Every(Duration::ZERO), ..every };
-        assert_eq!(endless.next(Timestamp(0), Timestamp(0)), Some(Timestamp(SHORTEST)));
+        assert_eq!(endless.next(Timestamp(0), Timestamp(0)).unwrap(), Some(Timestamp(SHORTEST)));
     }
 
     #[test]
@@ -258,7 +255,7 @@ mod tests {
             let mut due = daily.first(time(first)).unwrap();
             for wanted in rest {
                 assert_eq!(due.rfc_3339(), wanted);
-                due = daily.next(due, due).unwrap();
+                due = daily.next(due, due).unwrap().unwrap();
             }
         };
         // 02:30 does not exist on 29 March, so the first instant after the gap counts: 03:00 in summer time.
@@ -271,7 +268,7 @@ mod tests {
             "2026-10-24T00:00:00Z",
             ["2026-10-24T00:30:00.000Z", "2026-10-25T00:30:00.000Z", "2026-10-26T01:30:00.000Z"],
         );
-        let late = daily.next(time("2026-10-24T00:30:00Z"), time("2026-10-25T00:45:00Z")).unwrap();
+        let late = daily.next(time("2026-10-24T00:30:00Z"), time("2026-10-25T00:45:00Z")).unwrap().unwrap();
         assert_eq!(late.rfc_3339(), "2026-10-26T01:30:00.000Z", "the second 02:30 is left out");
     }
 
@@ -286,6 +283,30 @@ mod tests {
         }
         let never = Schedule::cron("0 0 30 2 *", "UTC", "Go").unwrap();
         assert!(never.first(Timestamp(0)).is_err());
-        assert_eq!(never.next(Timestamp(0), Timestamp(0)), None);
+        assert_eq!(never.next(Timestamp(0), Timestamp(0)).unwrap(), None);
+        let timing = Timing::Cron { pattern: "0 9 * * *".to_owned(), zone: "Mars/North".to_owned() };
+        let unknown = Schedule { timing, ..never };
+        assert!(unknown.next(Timestamp(0), Timestamp(0)).is_err(), "it is not over");
+    }
+
+    /// The database of the machine lacks this zone in a child process.
+    #[cfg(all(feature = "cron", unix))]
+    #[test]
+    fn cron_in_a_zone_that_the_machine_lacks_uses_the_bundled_database() {
+        const NAME: &str = "cron_in_a_zone_that_the_machine_lacks_uses_the_bundled_database";
+        let zones = std::env::temp_dir().join(format!("zones-{}", std::process::id()));
+        if std::env::var_os("OMNI_CHILD").is_some() {
+            assert!(jiff::tz::TimeZone::get("US/Eastern").is_err(), "the machine lacks it");
+            assert!(Schedule::cron("0 9 * * *", "US/Eastern", "Go").is_ok());
+            return;
+        }
+        std::fs::create_dir(&zones).unwrap();
+        std::fs::write(zones.join("Elsewhere"), "TZif").unwrap();
+        let mut child = std::process::Command::new(std::env::current_exe().unwrap());
+        child.args(["--exact", &format!("{}::{NAME}", module_path!().split_once("::").unwrap().1)]);
+        let output = child.env("OMNI_CHILD", "1").env("TZDIR", &zones).output().unwrap();
+        std::fs::remove_dir_all(zones).unwrap();
+        let text = String::from_utf8_lossy(&output.stdout);
+        assert!(output.status.success() && text.contains("1 passed"), "{text}");
     }
 }

@@ -20,12 +20,14 @@ pub(super) const FIRST: u64 = 0;
 
 /// Returns the number of a life that starts now. With a lease, this is the epoch, which the store increases with each
 /// owner. In a store without owners, it is the time in milliseconds, or a later number if that is necessary to exceed
-/// the life of the event `mark` and the last number of this process.
-pub(super) fn next(tenure: Option<&ConversationLease>, mark: Option<EventId>) -> u64 {
+/// the life of the event `mark`, the time `updated` of the last write, and the last number of this process. The time of
+/// the last write is not before the life that wrote it, even if that life was killed and the clock was set back since.
+pub(super) fn next(tenure: Option<&ConversationLease>, mark: Option<EventId>, updated: Timestamp) -> u64 {
     if let Some(tenure) = tenure {
         return tenure.epoch().0;
     }
-    let earliest = mark.map_or(0, |mark| mark.life.saturating_add(1)).max(Timestamp::now().0);
+    let before = mark.map_or(0, |mark| mark.life).max(updated.0);
+    let earliest = before.saturating_add(1).max(Timestamp::now().0);
     let next = |last: u64| earliest.max(last.saturating_add(1));
     let before = LAST.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |last| Some(next(last)));
     next(before.unwrap_or_else(|last| last))

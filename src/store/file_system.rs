@@ -30,10 +30,10 @@
 //! `ID.jsonl`, which contains the whole conversation.
 //!
 //! In addition, the folder has the file `@deleted-usage.jsonl` if conversations with usage were deleted (see the
-//! section "Usage"). An [exclusive](FileSystemStoreBuilder::exclusive) store locks the file `@lock`. A file whose name
-//! ends in `.new` was created to replace a log or `@deleted-usage.jsonl`. The store ignores all other files in the
-//! folder. Only the owner of a file can access it (mode 0600 on Unix). If the store creates the folder, only the owner
-//! of the folder can access it (mode 0700).
+//! section "Usage"). An [exclusive](FileSystemStoreBuilder::exclusive) store locks the file `@lock`, and also
+//! the folder if the system supports this. A file whose name ends in `.new` was created to replace a log or
+//! `@deleted-usage.jsonl`. The store ignores all other files in the folder. Only the owner of a file can access it (mode
+//! 0600 on Unix). If the store creates the folder, only the owner of the folder can access it (mode 0700).
 //!
 //! # The log
 //!
@@ -216,8 +216,8 @@ struct FilesShared {
     folder: PathBuf,
     durability: Durability,
     lock_wait: Duration,
-    /// The lock on the folder, which excludes other exclusive stores as long as the file is open.
-    exclusive: Option<File>,
+    /// The locks on the folder, which exclude other exclusive stores as long as these files are open.
+    exclusive: Option<(File, Option<File>)>,
 }
 
 /// The first and the longest pause between attempts to get a lock.
@@ -497,15 +497,15 @@ impl FileSystemStoreBuilder {
     }
 }
 
-/// Locks the folder, and returns the file that holds the lock.
-async fn lock_folder(folder: &Path, lock_wait: Duration) -> Result<File, StoreError> {
+/// Locks the folder, and returns the open files that hold the locks.
+async fn lock_folder(folder: &Path, lock_wait: Duration) -> Result<(File, Option<File>), StoreError> {
     let path = folder.join(LOCK);
     let begun = Instant::now();
     loop {
         let lock = path.clone();
-        let locked = blocking(move || place::lock_file(&lock));
+        let locked = blocking(move || place::lock_with_folder(&lock));
         match locked.await? {
-            Some(file) => return Ok(file),
+            Some(files) => return Ok(files),
             None => pause(begun, lock_wait, &path).await?,
         }
     }
@@ -513,7 +513,12 @@ async fn lock_folder(folder: &Path, lock_wait: Duration) -> Result<File, StoreEr
 
 fn create_folder(folder: &Path, durability: Durability) -> Result<(), StoreError> {
     if folder.exists() {
-        return place::check_folder(folder);
+        place::check_folder(folder)?;
+        // The process that created the folder may have ended before it synced the entry of the folder. If this process
+        // may not open the parent folder, it did not create the entry either.
+        let synced = folder.parent().map_or(Ok(()), |above| place::sync_folder(above, durability));
+        return synced
+            .or_else(|error| if matches!(error, StoreError::Denied { .. }) { Ok(()) } else { Err(error) });
     }
     let there = folder.ancestors().skip(1).find(|ancestor| ancestor.exists());
     let mut builder = DirBuilder::new();
@@ -529,4 +534,19 @@ fn create_folder(folder: &Path, durability: Durability) -> Result<(), StoreError
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn open_of_an_existing_folder_syncs_its_entry() {
+        let above = std::env::temp_dir().join(format!("files-{}", ConversationId::generate()));
+        let folder = above.join("store");
+        std::fs::create_dir_all(&folder).unwrap();
+        create_folder(&folder, Durability::Machine).unwrap();
+        place::SYNCED.with_borrow(|synced| assert_eq!(*synced, [above.clone()]));
+        std::fs::remove_dir_all(above).unwrap();
+    }
 }

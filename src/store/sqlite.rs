@@ -265,7 +265,8 @@ impl SqliteStoreBuilder {
         /// Sets whether to create an index for [`Store::search`] if the file has none. The default is `false`.
         ///
         /// Once a file has an index, the index stays, and all processes update it with every write. The index is about
-        /// as large as the texts, and writes take longer. The store indexes older conversations in the background.
+        /// as large as the texts, and writes take longer. The store indexes older conversations in the background, in
+        /// short transactions. It repeats a transaction that fails, for example because another process locks the file.
         pub fn search(self, is_on: bool) { self.search = is_on }
     }
 
@@ -301,7 +302,7 @@ impl SqliteStoreBuilder {
                     .map_err(|fault| database.failed("preparing", None, fault))?;
                 let writer = start("sqlite-writer", vec![writer])?;
                 let upkeep = SqliteUpkeep::new(writer.behind());
-                search::index_older(&writer.behind());
+                search::index_older(writer.behind());
                 Ok::<_, StoreError>(SqliteWriterAndUpkeep { writer, upkeep, is_indexed })
             };
             Ok(SqliteStore(Arc::new(SqliteShared {

@@ -10,6 +10,7 @@ use std::{
 };
 
 use async_trait::async_trait;
+use futures_util::FutureExt as _;
 use omni_agent::{
     ErrorKind,
     agent::{Agent, AgentCallbacks, Durable, State, StateEdit},
@@ -495,12 +496,22 @@ impl AgentCallbacks for NeverReady {
 #[tokio::test(start_paused = true)]
 async fn schedule_whose_times_cannot_be_computed_here_stays() {
     let rig = Rig::new(Duration::from_secs(1)).await;
+    let mut events = rig.manager.subscribe();
     let cron = json!({ "cron": { "pattern": "0 9 * * *", "zone": "Mars/North" } });
     let prompt = serde_json::to_value(Prompt::new("Go")).unwrap();
     let schedule = serde_json::from_value(json!({ "timing": cron, "prompt": prompt })).unwrap();
     rig.overdue("r", HOUR, schedule).await;
     sleep(Duration::from_mins(1)).await;
     assert_eq!((rig.asked().len(), rig.listed().await.len()), (0, 1));
+    let mut reasons = Vec::new();
+    while let Some(Some(Update::Event(numbered))) = events.next().now_or_never() {
+        if let ManagerEvent::NotFired { reason, .. } = &*numbered.event {
+            reasons.push(reason.to_string());
+        }
+    }
+    let expected = usize::from(cfg!(feature = "cron"));
+    assert_eq!(reasons.len(), expected, "{reasons:?}");
+    assert!(reasons.iter().all(|reason| reason.contains("Mars/North")), "{reasons:?}");
 }
 
 #[tokio::test(start_paused = true)]

@@ -2,12 +2,14 @@
 
 use std::{sync::Arc, time::Duration};
 
+use async_trait::async_trait;
 use omni_agent::{
     agent::{Agent, AgentBuilder},
+    message::Timestamp,
     session::{Mode, Session, SessionSnapshot},
     store::{
-        MemoryStore, Store,
-        custom::{Change, StateChange, Write},
+        ConversationId, MemoryStore, Store, StoreError,
+        custom::{Change, StateChange, Stored, Write},
     },
     subscription::{EventId, Update},
     testing::{ScriptedProvider, Step},
@@ -175,4 +177,31 @@ async fn take_ignores_a_former_owner() {
     }
     assert!(ignored > 1);
     assert_eq!(view, truth);
+}
+
+/// A store without owners, and without marks, whose last write was an hour ahead of the clock.
+struct AheadStore(MemoryStore);
+
+#[async_trait]
+impl Store for AheadStore {
+    forward!(self.0: traits, write, summary, list, delete, turn, release);
+
+    async fn load(&self, id: &ConversationId) -> Result<Stored, StoreError> {
+        let mut stored = self.0.load(id).await?;
+        (stored.mark, stored.updated) = (None, Timestamp(Timestamp::now().0 + 3_600_000));
+        Ok(stored)
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn opening_after_a_kill_and_a_clock_set_back_starts_a_higher_life() {
+    let store = MemoryStore::new();
+    let session = Session::builder(store.clone()).agent(agent()).create().await.unwrap();
+    session.ask("Q").await.unwrap();
+    in_time(session.stop(SOON)).await.unwrap();
+    let ahead = Timestamp::now().0 + 3_600_000;
+    let builder = Session::builder(AheadStore(store)).agent(agent());
+    let session = builder.open(session.id().clone()).await.unwrap();
+    let life = answered(session.snapshot()).await.unwrap().last.life;
+    assert!(life > ahead, "{life} {ahead}");
 }

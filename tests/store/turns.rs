@@ -3,7 +3,7 @@
 use std::{fs, time::Duration};
 
 use omni_agent::{
-    message::{ToolUse, TurnId},
+    message::{Timestamp, ToolUse, TurnId},
     run::PendingUse,
     store::{
         FileSystemStore, Listing, Store, StoreError,
@@ -44,6 +44,46 @@ async fn exclusive_store_excludes_another_until_it_is_dropped() {
     assert!(!shared.traits().turns, "files know no owner");
     drop(first);
     assert!(exclusive().await.unwrap().traits().turns);
+}
+
+#[cfg(unix)]
+#[tokio::test]
+async fn exclusive_store_excludes_another_after_its_lock_file_was_removed() {
+    let folder = Folder::new();
+    let exclusive =
+        || FileSystemStore::builder(folder.path()).exclusive().lock_wait(Duration::from_millis(20)).open();
+    let first = exclusive().await.unwrap();
+    fs::remove_file(folder.path().join("@lock")).unwrap();
+    let error = exclusive().await.unwrap_err();
+    assert!(matches!(error, StoreError::Busy { .. }), "{error:?}");
+    drop(first);
+    exclusive().await.unwrap();
+}
+
+#[tokio::test]
+async fn record_after_the_clock_was_set_back_has_the_time_of_the_clock() {
+    let folder = Folder::new();
+    let store = folder.quick_store().await;
+    let version = begun(&store).await;
+    // Shift the last write by an hour, as if the clock had been ahead.
+    let lines = fs::read_to_string(folder.log(&id("a"))).unwrap();
+    let last = lines.lines().last().unwrap().to_owned();
+    let (_, text) = last.split_once("\"record\":").unwrap();
+    let updated = store.summary(&id("a")).await.unwrap().updated;
+    let ahead = Timestamp(updated.0 + 3_600_000);
+    let text = text[..text.len() - 1].replace(&updated.0.to_string(), &ahead.0.to_string());
+    fs::write(folder.log(&id("a")), lines.replace(&format!("{last}\n"), &line(&text))).unwrap();
+    assert_eq!(store.summary(&id("a")).await.unwrap().updated, ahead);
+
+    let version = write(&store, version, &recorded(record("{}"))).await;
+    let turn = store.load(&id("a")).await.unwrap().turn.unwrap();
+    assert!(turn.recorded <= Timestamp::now() && turn.since <= Timestamp::now(), "{turn:?}");
+    write(&store, version, &says(2, "Go on")).await;
+    assert_eq!(
+        store.summary(&id("a")).await.unwrap().updated,
+        ahead,
+        "the place in lists does not move back"
+    );
 }
 
 #[tokio::test]

@@ -390,6 +390,38 @@ async fn invalid_limit_is_rejected() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn options_that_json_cannot_express_are_rejected() {
+    use serde_json::Value;
+
+    let builder = || scripted([]).1;
+    let agent = builder().start().await.unwrap();
+    for number in [f64::NAN, f64::INFINITY] {
+        for options in [Options::default().with_temperature(number), Options::default().with_top_p(number)] {
+            let started = builder().options(options.clone()).start().await;
+            assert_eq!(started.unwrap_err().kind(), ErrorKind::InvalidSettings, "{options:?}");
+            let sent = agent.prompt(Prompt::new("Hi").with_options(options.clone())).await;
+            assert_eq!(sent.unwrap_err().kind(), ErrorKind::InvalidSettings, "{options:?}");
+            let edit = move |draft: &mut StateEdit| {
+                draft.config.settings.options = options;
+                Ok(())
+            };
+            assert_eq!(agent.set_state(edit).await.unwrap_err().kind(), ErrorKind::InvalidSettings);
+        }
+    }
+    let deep = |levels| [("deep", (0..levels).fold(json!(1), |inner, _| json!([inner])))];
+    let all: [fn([(&str, Value); 1]) -> Options; 3] = [
+        |pairs| Options::default().with_extra(pairs),
+        |pairs| Options::default().with_metadata(pairs),
+        |pairs| Options::default().with_backend(pairs),
+    ];
+    for with in all {
+        let sent = agent.prompt(Prompt::new("Hi").with_options(with(deep(65)))).await;
+        assert_eq!(sent.unwrap_err().kind(), ErrorKind::InvalidPrompt);
+        assert!(Prompt::new("Hi").with_options(with(deep(64))).check().is_ok());
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn prepare_step_sees_the_usage_of_the_turn_so_far() {
     let seen = Arc::new(Mutex::new(Vec::new()));
     let shown = Arc::clone(&seen);

@@ -117,6 +117,17 @@ pub(super) fn lock_file(path: &Path) -> Result<Option<File>, StoreError> {
     Ok(try_lock(path, &file)?.then_some(file))
 }
 
+/// Locks a file as [`lock_file`] does, and also its folder, because another program may remove the file. Returns the open
+/// files that hold the locks.
+pub(super) fn lock_with_folder(path: &Path) -> Result<Option<(File, Option<File>)>, StoreError> {
+    let Some(file) = lock_file(path)? else { return Ok(None) };
+    // Not every system can open a folder, and not every file system can lock one. Then the lock on the file must do.
+    let folder = path.parent().and_then(|folder| File::open(folder).ok());
+    let is_taken =
+        folder.as_ref().is_some_and(|open| matches!(open.try_lock(), Err(TryLockError::WouldBlock)));
+    Ok((!is_taken).then_some((file, folder)))
+}
+
 /// Locks an open file without waiting. Returns `false` if another process or handle holds the lock, or if the path no
 /// longer leads to this file.
 pub(super) fn try_lock(path: &Path, file: &File) -> Result<bool, StoreError> {
@@ -199,8 +210,16 @@ pub(super) fn check_folder(folder: &Path) -> Result<(), StoreError> {
     Err(StoreError::Unreachable { place: folder.display().to_string(), source: Arc::new(error) })
 }
 
+#[cfg(test)]
+thread_local! {
+    /// The folders that this thread has synced.
+    pub(super) static SYNCED: std::cell::RefCell<Vec<PathBuf>> = const { std::cell::RefCell::new(Vec::new()) };
+}
+
 /// Syncs the folder, so that its entries are durable.
 pub(super) fn sync_folder(folder: &Path, durability: Durability) -> Result<(), StoreError> {
+    #[cfg(test)]
+    SYNCED.with_borrow_mut(|synced| synced.push(folder.to_owned()));
     let synced = open_folder(folder, durability)?.map_or(Ok(()), |open| open.sync_all());
     synced.map_err(|error| failed("syncing", folder, error))
 }

@@ -167,7 +167,8 @@ impl ConversationListEntry {
                 }
             }
         }
-        self.updated = time;
+        // The clock may have been set back since the last write, but the place in lists never moves back.
+        self.updated = self.updated.max(time);
     }
 
     fn describe(&mut self, state: &StoredState) {
@@ -207,9 +208,7 @@ impl LogRecordTrailer {
 
     /// Returns the end of the record of the next write.
     pub(super) fn next(mut self, write: WriteId, change: &LogChange) -> Self {
-        // The clock may have been set back since the last write, so the time is never earlier than that of the last
-        // write.
-        let time = Timestamp::now().max(self.stamp.time);
+        let time = Timestamp::now();
         self.entry.apply(change, time);
         Self { stamp: LogRecordFields { version: self.stamp.version.next(), write, time }, ..self }
     }

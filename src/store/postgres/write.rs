@@ -19,6 +19,9 @@ use crate::{
 /// The number of attempts if a statement changes no row and the second statement finds no reason. This happens if the
 /// conversation was deleted or created between the two statements.
 pub(super) const TRIES: usize = 5;
+/// The maximum size of a write in bytes. The server ends the connection at a message of 1 GiB, which looks like an
+/// outage.
+const MAX_BYTES: usize = 1_000_000_000;
 
 pub(super) async fn write(
     connection: &PgConnection,
@@ -31,11 +34,28 @@ pub(super) async fn write(
         return schedules::write(connection, server, id, change).await;
     }
     let rows = RowChanges::of(id, change.clone())?;
+    check_size(id, &rows, MAX_BYTES)?;
     match change {
         Change::Create(_) => create(connection, server, id, write.id, &rows).await,
         Change::Erase(erased) => erase(connection, server, id, write, erased).await,
         _ => self::change(connection, server, id, write, &rows).await,
     }
+}
+
+/// Fails if the long values of the rows have more than `limit` bytes. The session can then divide the write.
+fn check_size(id: &ConversationId, rows: &RowChanges, limit: usize) -> Result<(), StoreError> {
+    let texts = |texts: &[String]| texts.iter().map(String::len).sum::<usize>();
+    let nodes = rows.nodes.iter().map(|node| node.message.len() + node.words().len());
+    let record = rows.turn.record.as_ref();
+    let size = nodes.sum::<usize>()
+        + rows.files.bytes.iter().map(Vec::len).sum::<usize>()
+        + rows.run.as_ref().map_or(0, |run| run.ending.len() + run.prompts.as_ref().map_or(0, String::len))
+        + record.map_or(0, |record| record.record.len() + texts(&record.messages) + texts(&record.approvals));
+    if size <= limit {
+        return Ok(());
+    }
+    let problem = format!("the write has {size} bytes, but PostgreSQL accepts at most {limit}");
+    Err(StoreError::Unstorable { id: id.clone(), problem })
 }
 
 async fn create(
@@ -294,4 +314,25 @@ fn label_columns(labels: &ColumnChange<Labels>) -> Option<(Vec<&str>, Vec<&str>)
 /// Returns a title as JSON, because the database type `text` can't contain U+0000.
 fn encode_title(title: Option<&str>) -> Option<String> {
     title.map(|title| serde_json::Value::from(title).to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        message::Message,
+        store::Commit,
+        tree::{Node, NodeId},
+    };
+
+    #[test]
+    fn write_of_more_bytes_than_the_server_accepts_is_unstorable() {
+        let (id, node) = (ConversationId::generate(), NodeId::new(1).unwrap());
+        let nodes = [Node::new(node, None, Message::user("word ".repeat(100)))];
+        let commit = Change::Commit(Commit::new(Some(node)).with_nodes(nodes));
+        let rows = RowChanges::of(&id, commit).unwrap();
+        assert!(check_size(&id, &rows, 2000).is_ok());
+        let refused = check_size(&id, &rows, 1000);
+        assert!(matches!(refused, Err(StoreError::Unstorable { .. })), "{refused:?}");
+    }
 }

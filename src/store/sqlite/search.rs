@@ -3,13 +3,13 @@
 //! Each write updates the index, no matter which process writes and whether it searches. Conversations that are older than
 //! the index are indexed in batches, between the jobs of callers.
 
-use std::collections::HashMap;
+use std::{collections::HashMap, time::Duration};
 
 use rusqlite::{Connection, OptionalExtension, params, params_from_iter, types::ValueRef};
 
 use super::{
     database::{SqliteDatabase, SqliteOperationError, begin},
-    filter, row,
+    filter, row, upkeep,
     workers::FollowUpJobSender,
 };
 use crate::{
@@ -24,8 +24,13 @@ use crate::{
     },
 };
 
-/// The number of older nodes that one job indexes.
-const BATCH: i64 = 500;
+/// The maximum number of older texts that one job indexes.
+const BATCH: usize = 500;
+/// The number of bytes of older messages and their words after which a job ends.
+const BATCH_BYTES: usize = 1 << 20;
+/// The pause after the first job that failed. It doubles with each further failure, up to [`LONGEST_PAUSE`].
+const PAUSE: Duration = Duration::from_millis(100);
+const LONGEST_PAUSE: Duration = Duration::from_mins(1);
 /// If at most this many texts match, all of them are read and sorted. Otherwise, the conversations are examined in the
 /// order of the list until the page is full.
 const SORTED: i64 = 20_000;
@@ -70,13 +75,12 @@ pub(super) fn is_kept(transaction: &Connection) -> Result<bool, SqliteOperationE
 }
 
 /// Adds the words of a text to the index, each between two spaces, unless there are none or the text is already indexed.
-/// Returns the number of added texts.
 pub(super) fn add(
     transaction: &Connection,
     key: i64,
     place: MatchPosition,
     words: &str,
-) -> Result<i64, SqliteOperationError> {
+) -> Result<(), SqliteOperationError> {
     let (version, at) = place.unzip();
     let added = if words.trim().is_empty() {
         0
@@ -93,7 +97,7 @@ pub(super) fn add(
             .prepare_cached("INSERT INTO words (rowid, text) VALUES (?, ?)")?
             .execute(params![transaction.last_insert_rowid(), words])?;
     }
-    Ok(i64::from(added > 0))
+    Ok(())
 }
 
 /// Removes a text from the index. The words of a text that can't be read any more stay, but nothing finds them.
@@ -135,14 +139,15 @@ pub(super) fn retitle(
     title: Option<&str>,
 ) -> Result<(), SqliteOperationError> {
     remove(transaction, key, None, title_of(transaction, key)?.as_deref())?;
-    add(transaction, key, None, &title.map(spaced).unwrap_or_default())?;
-    Ok(())
+    add(transaction, key, None, &title.map(spaced).unwrap_or_default())
 }
 
-/// Returns the title of a conversation. Returns `None` if it has none, or if another program has written an invalid one.
+/// Returns the title of a conversation. Returns `None` if it has none, if another program has written an invalid one, or
+/// if the conversation does not exist.
 fn title_of(transaction: &Connection, key: i64) -> Result<Option<String>, SqliteOperationError> {
     let mut title = transaction.prepare_cached("SELECT title FROM conversations WHERE key = ?")?;
-    Ok(title.query_row([key], |row| Ok(row.get_ref(0)?.as_str().ok().map(str::to_owned)))?)
+    let title = title.query_row([key], |row| Ok(row.get_ref(0)?.as_str().ok().map(str::to_owned)));
+    Ok(title.optional()?.flatten())
 }
 
 /// Returns the searched text of a stored message. Returns `None` if the message can't be read.
@@ -179,56 +184,106 @@ fn match_of(query: &Query) -> String {
 }
 
 /// Queues jobs that index the conversations that are older than the index.
-pub(super) fn index_older(behind: &FollowUpJobSender) {
-    let again = behind.clone();
-    behind.leave(move |connection| {
-        match index_batch(connection) {
-            Ok(true) => index_older(&again),
-            Ok(false) => {}
-            // The next process that opens the file continues the indexing.
-            Err(_) => tracing::debug!("older conversations could not be indexed; the next opening continues"),
-        }
-        false
-    });
+pub(super) fn index_older(behind: FollowUpJobSender) {
+    behind.clone().leave(|connection| index_from(connection, behind, None, PAUSE));
 }
 
-/// Indexes some of the conversations that are older than the index. Returns whether more of them remain.
-fn index_batch(connection: &mut Connection) -> Result<bool, SqliteOperationError> {
+/// Indexes one batch and queues the next one. If other processes lock the file or the disk is full, repeats the batch
+/// after a pause. Returns whether the file was locked.
+fn index_from(
+    connection: &mut Connection,
+    behind: FollowUpJobSender,
+    from: Option<IndexingCursor>,
+    pause: Duration,
+) -> bool {
+    match index_batch(connection, from) {
+        Ok(None) => false,
+        Ok(from) => {
+            behind.clone().leave(move |connection| index_from(connection, behind, from, PAUSE));
+            false
+        }
+        Err(fault) => {
+            tracing::debug!(
+                "older conversations could not be indexed; the next attempt follows in {pause:?}"
+            );
+            let next = (2 * pause).min(LONGEST_PAUSE);
+            behind.clone().leave_for(pause, move |connection| index_from(connection, behind, from, next));
+            matches!(fault, SqliteOperationError::Sqlite(error) if upkeep::is_busy(&error))
+        }
+    }
+}
+
+/// The conversation, the version and the place of the last text that was indexed.
+type IndexingCursor = (i64, i64, i64);
+
+/// Indexes some of the texts of conversations that are older than the index. Returns the cursor for the next batch, or
+/// `None` if no texts remain. The words are made before the transaction begins, so that the file is locked only while
+/// they are written.
+fn index_batch(
+    connection: &mut Connection,
+    from: Option<IndexingCursor>,
+) -> Result<Option<IndexingCursor>, SqliteOperationError> {
     if rule(connection)?.is_none() {
-        return Ok(false);
+        return Ok(None);
+    }
+    let (done, last) = bounds(connection)?;
+    if done >= last {
+        return Ok(None);
+    }
+    // If another process has moved the bounds, its progress counts.
+    let from = from.filter(|(key, ..)| key - 1 == done).unwrap_or((done, i64::MAX, i64::MAX));
+    let (mut texts, mut bytes, mut next) = (Vec::new(), 0, None);
+    {
+        let mut rows = connection.prepare_cached(
+            "SELECT key, -1, -1, NULL FROM conversations WHERE key > ?1 AND key <= ?4
+             UNION ALL
+             SELECT conversation, version, place, message FROM nodes
+             WHERE (conversation, version, place) > (?1, ?2, ?3) AND conversation <= ?4
+             ORDER BY 1, 2, 3",
+        )?;
+        let mut rows = rows.query(params![from.0, from.1, from.2, last])?;
+        while let Some(row) = rows.next()? {
+            let (key, version, place) = (row.get(0)?, row.get(1)?, row.get(2)?);
+            let message = row.get_ref(3)?;
+            let words = text_of(message).as_deref().map(spaced).unwrap_or_default();
+            bytes += message.as_str().map_or(0, str::len) + words.len();
+            texts.push(((key, version, place), words));
+            if texts.len() >= BATCH || bytes >= BATCH_BYTES {
+                next = Some((key, version, place));
+                break;
+            }
+        }
     }
     let transaction = begin(connection)?;
     if !is_kept(&transaction)? {
-        return Ok(false);
+        return Ok(None);
     }
-    let bounds = "SELECT conversation, last FROM indexing";
-    let (mut done, last): (i64, i64) =
-        transaction.query_row(bounds, [], |row| Ok((row.get(0)?, row.get(1)?)))?;
-    let mut left = BATCH;
-    while left > 0 && done < last {
-        let next = "SELECT key, title FROM conversations WHERE key > ?1 AND key <= ?2 ORDER BY key LIMIT 1";
-        let next = transaction.prepare_cached(next)?.query_row([done, last], |row| row.get(0)).optional()?;
-        let Some(key) = next else {
-            done = last;
-            break;
-        };
-        left -= 1 + index_conversation(&transaction, key)?;
-        done = key;
+    if bounds(&transaction)? != (done, last) {
+        return Ok(Some(from));
     }
-    transaction.execute("UPDATE indexing SET conversation = ?", [done])?;
+    for ((key, version, place), words) in texts {
+        if version < 0 {
+            let title = title_of(&transaction, key)?;
+            add(&transaction, key, None, &title.as_deref().map(spaced).unwrap_or_default())?;
+            continue;
+        }
+        // Another process may have deleted the node.
+        let mut exists = transaction.prepare_cached(
+            "SELECT EXISTS (SELECT 1 FROM nodes WHERE (conversation, version, place) = (?, ?, ?))",
+        )?;
+        if exists.query_row([key, version, place], |row| row.get(0))? {
+            add(&transaction, key, Some((version, place)), &words)?;
+        }
+    }
+    transaction.execute("UPDATE indexing SET conversation = ?", [next.map_or(last, |(key, ..)| key - 1)])?;
     transaction.commit()?;
-    Ok(done < last)
+    Ok(next)
 }
 
-/// Indexes the title and the nodes of a conversation that are not indexed yet. Returns their number.
-fn index_conversation(transaction: &Connection, key: i64) -> Result<i64, SqliteOperationError> {
-    let words = |text: Option<String>| text.as_deref().map(spaced).unwrap_or_default();
-    let mut added = add(transaction, key, None, &words(title_of(transaction, key)?))?;
-    visit_nodes(transaction, key, None, |place, text| {
-        added += add(transaction, key, place, &words(text))?;
-        Ok(())
-    })?;
-    Ok(added)
+/// Returns the key of the last conversation that is indexed as a whole, and the key of the last one to index.
+fn bounds(connection: &Connection) -> Result<(i64, i64), SqliteOperationError> {
+    let mut bounds = connection.prepare_cached("SELECT conversation, last FROM indexing")?;
+    Ok(bounds.query_row([], |row| Ok((row.get(0)?, row.get(1)?)))?)
 }
 
 /// The position of a matching text: the version that added the node, and the node's index among the nodes of that

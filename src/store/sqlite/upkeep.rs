@@ -233,7 +233,7 @@ fn free_pages(connection: &Connection) -> Result<bool, rusqlite::Error> {
     Ok(free > enough && free < before)
 }
 
-fn is_busy(error: &rusqlite::Error) -> bool {
+pub(super) fn is_busy(error: &rusqlite::Error) -> bool {
     matches!(error.sqlite_error_code(), Some(ErrorCode::DatabaseBusy | ErrorCode::DatabaseLocked))
 }
 

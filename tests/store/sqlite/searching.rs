@@ -180,3 +180,69 @@ async fn text_that_can_no_longer_be_read_is_deleted_without_a_trace_in_searches(
     assert_eq!(find(&store, "lost").await.0, [""; 0]);
     assert_eq!(find(&store, "other").await.0, ["b"]);
 }
+
+/// Closes the store, and makes its index as if all conversations were older than the index.
+async fn make_older(store: SqliteStore, folder: &Folder) {
+    store.close().await;
+    let all = "DELETE FROM texts; UPDATE indexing SET conversation = 0, last = (SELECT max(key) FROM conversations)";
+    raw(folder).execute_batch(all).unwrap();
+}
+
+#[tokio::test]
+async fn indexing_of_older_conversations_that_failed_is_repeated() {
+    let folder = Folder::new();
+    let store = searching(&folder).await;
+    let version = create(&store, &id("a")).await;
+    commit(&store, &id("a"), version, 1, "word").await;
+    make_older(store, &folder).await;
+    // Opening needs the lock of the file, too, so the first batch fails for another reason.
+    let fails = "CREATE TABLE gate (opened INTEGER);
+        CREATE TRIGGER gate BEFORE UPDATE ON indexing WHEN NOT EXISTS (SELECT 1 FROM gate)
+        BEGIN SELECT RAISE(ABORT, 'not yet'); END";
+    raw(&folder).execute_batch(fails).unwrap();
+    let store = quick(&folder).await;
+    // This write waits behind the first batch.
+    create(&store, &id("b")).await;
+    assert!(!find(&store, "word").await.1);
+    raw(&folder).execute_batch("INSERT INTO gate VALUES (1)").unwrap();
+    let found = async {
+        while !find(&store, "word").await.1 {
+            tokio::task::yield_now().await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(30), found).await.expect("the indexing is repeated");
+    assert_eq!(find(&store, "word").await.0, ["a"]);
+}
+
+#[tokio::test]
+async fn indexing_of_a_long_older_conversation_takes_several_short_transactions() {
+    let folder = Folder::new();
+    let store = searching(&folder).await;
+    let mut version = create(&store, &id("a")).await;
+    for number in 1..=1200 {
+        // The last messages are long.
+        let text = format!("word{number} {}", "long ".repeat(if number > 1190 { 50_000 } else { 0 }));
+        version = commit(&store, &id("a"), version, number, &text).await;
+    }
+    let version = create(&store, &id("b")).await;
+    commit(&store, &id("b"), version, 1, "word").await;
+    make_older(store, &folder).await;
+    // Each transaction updates the progress once.
+    let progress = "CREATE TABLE progress (texts INTEGER);
+        CREATE TRIGGER progress AFTER UPDATE ON indexing
+        BEGIN INSERT INTO progress SELECT count(*) FROM texts; END";
+    raw(&folder).execute_batch(progress).unwrap();
+    let store = quick(&folder).await;
+    while !find(&store, "word").await.1 {
+        tokio::task::yield_now().await;
+    }
+    for (word, found) in [("word1", "a"), ("word600", "a"), ("word1200", "a"), ("\"word\"", "b")] {
+        assert!(find(&store, word).await.0.iter().any(|id| id == found), "{word}");
+    }
+    let connection = raw(&folder);
+    let mut query = connection.prepare("SELECT texts FROM progress ORDER BY rowid").unwrap();
+    let counts: Vec<i64> = query.query_map([], |row| row.get(0)).unwrap().map(Result::unwrap).collect();
+    assert_eq!(counts.last(), Some(&1201), "{counts:?}");
+    assert!(counts[0] <= 500 && counts.windows(2).all(|pair| pair[1] - pair[0] <= 500), "{counts:?}");
+    assert!(counts.len() > 4, "a transaction has a limit in bytes, too: {counts:?}");
+}

@@ -496,6 +496,7 @@ async fn call_over_http_refused_without_its_id_fails_at_once_and_a_dead_session_
     let python = json!("server-error");
     for (id, message) in [
         (Value::Null, "Bad Request: No valid session ID provided"),
+        (Value::Null, "Bad Request: Server not initialized"),
         (python.clone(), "Bad Request: Missing session ID"),
         (python, "Bad Request: Missing header"),
     ] {
@@ -513,19 +514,23 @@ async fn call_over_http_refused_without_its_id_fails_at_once_and_a_dead_session_
         let refused = failure(&call(&tools, "raw__echo", "").await);
         assert!(refused.contains(message), "{refused}");
         assert_eq!(call(&tools, "raw__echo", "").await.text(), "echoed");
-        let connections = if message.contains("session") { 2 } else { 1 };
+        let connections = if message.contains("header") { 1 } else { 2 };
         assert_eq!(server.count("initialize"), connections, "{message}");
     }
 }
 
 #[tokio::test]
 async fn call_over_http_dead_session_refused_with_a_plain_text_is_replaced() {
-    for reason in
-        ["Bad Request: No valid session ID provided", "Invalid session ID\n", "Bad Request: Missing header"]
-    {
+    for (status, reason) in [
+        (400, "Bad Request: No valid session ID provided"),
+        (400, "Invalid session ID\n"),
+        (400, "Bad Request: Server not initialized"),
+        (409, "Session expired"),
+        (400, "Bad Request: Missing header"),
+    ] {
         let calls = AtomicUsize::new(0);
         let server = Raw::start(move |message| match message["method"].as_str() {
-            Some("tools/call") if calls.fetch_add(1, Ordering::SeqCst) == 0 => Reply::Text(400, reason),
+            Some("tools/call") if calls.fetch_add(1, Ordering::SeqCst) == 0 => Reply::Text(status, reason),
             _ => polite(message),
         })
         .await;
@@ -534,7 +539,7 @@ async fn call_over_http_dead_session_refused_with_a_plain_text_is_replaced() {
         let refused = failure(&call(&tools, "raw__echo", "").await);
         assert!(refused.contains(reason.trim()), "{refused}");
         assert_eq!(call(&tools, "raw__echo", "").await.text(), "echoed");
-        let connections = if reason.contains("session") { 2 } else { 1 };
+        let connections = if reason.contains("header") { 1 } else { 2 };
         assert_eq!(server.count("initialize"), connections, "{reason}");
     }
 }

@@ -445,6 +445,19 @@ async fn cancellation_right_after_a_prompt_ends_its_turn() {
 }
 
 #[tokio::test]
+async fn cancellation_that_is_sent_as_a_request_is_answered_and_ends_the_turn() {
+    let mut window = Window::open(&manager()).await;
+    let session = window.create().await;
+    let prompt = window.prompt(&session, "Go on for ever").await;
+    let cancelled = window.request("session/cancel", json!({ "sessionId": session })).await;
+    assert_eq!(cancelled.unwrap(), Value::Null);
+    assert_eq!(window.answer(prompt).await.unwrap()["stopReason"], "cancelled");
+    let prompt = window.prompt(&session, "Go on for ever").await;
+    window.request("$/cancel_request", json!({ "requestId": prompt })).await.unwrap();
+    assert_eq!(window.answer(prompt).await.unwrap()["stopReason"], "cancelled");
+}
+
+#[tokio::test]
 async fn session_that_is_closed_in_mid_turn_cancels_its_prompt_first() {
     let mut window = Window::open(&manager()).await;
     let session = window.create().await;

@@ -52,6 +52,9 @@ pub(super) fn readable<M: IncomingMcpMessage>(text: &[u8]) -> Option<Vec<u8>> {
     if (repaired.is_some() || shallow != text) && serde_json::from_slice::<M>(&shallow).is_ok() {
         return readable::<M>(&shallow).or(Some(shallow));
     }
+    if let Some(text) = without_null_counterparts(&shallow) {
+        return readable::<M>(&text).or(Some(text));
+    }
     // The fault is usually in a nested value.
     let envelope: Value = serde_json::from_slice(&pruned(text, 1)).unwrap_or_default();
     // Other lines are logs that a program writes to the wrong place.
@@ -70,6 +73,19 @@ pub(super) fn readable<M: IncomingMcpMessage>(text: &[u8]) -> Option<Vec<u8>> {
         json!({ "jsonrpc": "2.0", "id": id, "method": reason })
     };
     Some(readable.to_string().into())
+}
+
+/// Returns the message without the `method`, `result` and `error` that are null, if another of them is not. JSON-RPC
+/// forbids the null member, but some libraries write it. Returns `None` if there is no such member.
+fn without_null_counterparts(text: &[u8]) -> Option<Vec<u8>> {
+    const KINDS: [&str; 3] = ["method", "result", "error"];
+    let mut message: Value = serde_json::from_slice(text).ok()?;
+    let is_null = |kind: &&str| message.get(*kind).is_some_and(Value::is_null);
+    if !KINDS.iter().any(is_null) || KINDS.iter().all(|kind| message[*kind].is_null()) {
+        return None;
+    }
+    message.as_object_mut()?.retain(|name, member| !member.is_null() || !KINDS.contains(&&**name));
+    Some(message.to_string().into())
 }
 
 /// The messages of one side.
@@ -191,6 +207,24 @@ mod tests {
         let repaired: Value =
             serde_json::from_slice(&readable::<ClientJsonRpcMessage>(call).unwrap()).unwrap();
         assert_eq!(repaired["params"]["name"], "\u{fffd}");
+    }
+
+    #[test]
+    fn readable_null_member_beside_its_counterpart_is_dropped() {
+        for (text, kept) in [
+            (r#"{"jsonrpc":"2.0","id":1,"result":{"content":[]},"error":null}"#, "result"),
+            (r#"{"jsonrpc":"2.0","id":1,"result":null,"error":{"code":1,"message":"no"}}"#, "error"),
+        ] {
+            let message = readable::<ServerJsonRpcMessage>(text.as_bytes()).unwrap();
+            assert!(serde_json::from_slice::<ServerJsonRpcMessage>(&message).is_ok(), "{text}");
+            let message: Value = serde_json::from_slice(&message).unwrap();
+            assert_eq!(message.as_object().unwrap().len(), 3, "{message}");
+            assert_eq!(message[kept], serde_json::from_str::<Value>(text).unwrap()[kept]);
+        }
+        let answer = br#"{"jsonrpc":"2.0","id":1,"result":{"action":"accept"},"error":null}"#;
+        let answer: Value =
+            serde_json::from_slice(&readable::<ClientJsonRpcMessage>(answer).unwrap()).unwrap();
+        assert_eq!(answer, json!({ "jsonrpc": "2.0", "id": 1, "result": { "action": "accept" } }));
     }
 
     #[test]

@@ -687,6 +687,21 @@ async fn connect_unreadable_descriptions_of_the_server_are_dropped() {
 }
 
 #[tokio::test]
+async fn call_with_a_null_error_beside_its_result_succeeds() {
+    let server = Raw::start(|message| match message["method"].as_str() {
+        Some("tools/call") => {
+            let done = json!({ "content": [{ "type": "text", "text": "done" }] });
+            let answer = json!({ "jsonrpc": "2.0", "id": message["id"], "result": done, "error": null });
+            Reply::Events(Box::new(std::iter::once(answer)), End::Complete)
+        }
+        _ => polite(message),
+    })
+    .await;
+    let client = soon(server.client(OLD).connect()).await.unwrap();
+    assert_eq!(call(&set(&client).await, "raw__echo", "").await.text(), "done");
+}
+
+#[tokio::test]
 async fn connect_server_with_an_unknown_version_is_refused() {
     let server = Raw::start(|message| {
         let Some("initialize") = message["method"].as_str() else { return polite(message) };

@@ -125,7 +125,9 @@ fn clarified(text: &[u8]) -> Option<Vec<u8>> {
     if result.get("content").is_some_and(Value::is_array) {
         result.as_object_mut()?.retain(|name, _| OF_CALLS.contains(&&**name));
     } else if result.get("capabilities").is_some() {
-        restore_objects(result, &|name| !["icons", "supportedVersions"].contains(&name));
+        restore(result, &|name, member| {
+            (is_empty(member) && !["icons", "supportedVersions"].contains(&name)).then(|| json!({}))
+        });
         if let Some(info) = result.get_mut("serverInfo")
             && Implementation::deserialize(&*info).is_err()
         {
@@ -136,16 +138,21 @@ fn clarified(text: &[u8]) -> Option<Vec<u8>> {
     (clear != message).then(|| clear.to_string().into())
 }
 
-/// Replaces empty lists with empty objects in the members that must be objects. PHP writes both as `[]`.
-pub(super) fn restore_objects(value: &mut Value, is_object: &impl Fn(&str) -> bool) {
+/// Returns whether a value is an empty list. PHP also writes an empty object as `[]`.
+pub(super) fn is_empty(value: &Value) -> bool {
+    value.as_array().is_some_and(Vec::is_empty)
+}
+
+/// Replaces the members for which `meant` returns the value that their sender meant.
+pub(super) fn restore(value: &mut Value, meant: &impl Fn(&str, &Value) -> Option<Value>) {
     match value {
-        Value::Array(items) => items.iter_mut().for_each(|item| restore_objects(item, is_object)),
+        Value::Array(items) => items.iter_mut().for_each(|item| restore(item, meant)),
         Value::Object(members) => {
             for (name, member) in members {
-                if member.as_array().is_some_and(Vec::is_empty) && is_object(name) {
-                    *member = json!({});
+                if let Some(meant) = meant(name, member) {
+                    *member = meant;
                 }
-                restore_objects(member, is_object);
+                restore(member, meant);
             }
         }
         _ => {}

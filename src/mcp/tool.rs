@@ -11,7 +11,7 @@ use async_trait::async_trait;
 use base64::{Engine as _, prelude::BASE64_STANDARD};
 use rmcp::model::{CallToolResult, ContentBlock, JsonObject, ResourceContents, Tool as WireTool};
 use serde::de::DeserializeOwned;
-use serde_json::Value;
+use serde_json::{Value, json};
 use tokio::{
     sync::watch,
     task::spawn_blocking,
@@ -21,7 +21,7 @@ use tokio::{
 use super::{
     McpError, McpTools, SkippedTool, ToolHints, call,
     connection::LONGEST,
-    incoming::{TOO_DEEP, restore_objects},
+    incoming::{TOO_DEEP, is_empty, restore},
     server::{self, ListedTools, ServerConnection},
 };
 use crate::{
@@ -109,7 +109,10 @@ pub(super) async fn tools(server: &Arc<ServerConnection>, listed: ListedTools) -
     };
     let mut found = Vec::new();
     for mut tool in listed.tools {
-        restore_objects(&mut tool, &|name| OBJECTS.contains(&name));
+        restore(&mut tool, &|name, member| match name {
+            "required" if member.is_null() => Some(json!([])),
+            _ => ((member.is_null() || is_empty(member)) && OBJECTS.contains(&name)).then(|| json!({})),
+        });
         match lenient::<WireTool>(&tool, &["icons", "_meta", "outputSchema", "title", "annotations"]) {
             Err(error) => skip(tool["name"].as_str().unwrap_or_default(), error.to_string()),
             Ok(tool) if tool.name.len() > LONGEST => {

@@ -636,6 +636,8 @@ async fn tools_unreadable_descriptions_are_dropped() {
         { "name": "d", "inputSchema": [], "description": "d" },
         { "name": "e", "inputSchema": with_pattern },
         { "name": "f", "inputSchema": object, "title": 5, "annotations": { "destructiveHint": true } },
+        { "name": "g", "inputSchema": { "type": "object", "properties": null, "required": null } },
+        { "name": "h", "inputSchema": null },
     ]);
     let server = Raw::start(move |message| match message["method"].as_str() {
         Some("tools/list") => result(message, &json!({ "tools": tools })),
@@ -646,12 +648,27 @@ async fn tools_unreadable_descriptions_are_dropped() {
     let listed = soon(client.tools()).await.unwrap();
     let reasons: Vec<_> = listed.skipped.iter().map(|skipped| &skipped.reason).collect();
     let names: Vec<_> = listed.tools.iter().map(|tool| tool.name()).collect();
-    assert_eq!(names, ["raw__a", "raw__b", "raw__c", "raw__d", "raw__e", "raw__f"], "{reasons:?}");
+    assert_eq!(
+        names,
+        ["raw__a", "raw__b", "raw__c", "raw__d", "raw__e", "raw__f", "raw__g", "raw__h"],
+        "{reasons:?}"
+    );
     assert_eq!(listed.hints["raw__a"].title.as_deref(), Some("A"));
     // A person who approves must see this hint.
     assert_eq!(listed.hints["raw__f"].destructive, Some(true));
     let schema = serde_json::to_value(listed.tools[2].schema()).unwrap();
     assert_eq!(schema["properties"]["a"]["properties"], json!({}));
+}
+
+#[tokio::test]
+async fn tools_that_are_null_are_an_empty_list() {
+    let server = Raw::start(|message| match message["method"].as_str() {
+        Some("tools/list") => result(message, &json!({ "tools": null })),
+        _ => polite(message),
+    })
+    .await;
+    let client = soon(server.client(OLD).connect()).await.unwrap();
+    assert!(soon(client.tools()).await.unwrap().tools.is_empty());
 }
 
 #[tokio::test]

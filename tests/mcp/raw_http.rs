@@ -743,6 +743,31 @@ async fn connect_old_server_that_answers_unknown_requests_with_nothing_works() {
     assert_eq!(client.protocol_version().await.unwrap(), OLD);
 }
 
+/// The client knows the headers of a tool from the list that it has read on the connection.
+#[tokio::test]
+async fn call_after_a_reconnection_has_the_headers_of_its_tool() {
+    let calls = AtomicUsize::new(0);
+    let server = Raw::start(move |message| match message["method"].as_str() {
+        Some("tools/list") => {
+            let mut listed = list(&["echo"]);
+            let annotated = json!({ "text": { "type": "string", "x-mcp-header": "owner" } });
+            listed["tools"][0]["inputSchema"]["properties"] = annotated;
+            result(message, &listed)
+        }
+        Some("tools/call") if calls.fetch_add(1, Ordering::SeqCst) == 0 => Reply::HangUp,
+        Some("tools/call") if !message["head"].as_str().unwrap().contains("\nmcp-param-owner: ann") => {
+            let error = json!({ "code": -32020, "message": "missing Mcp-Param-owner" });
+            Reply::Refusal(400, json!({ "jsonrpc": "2.0", "id": message["id"], "error": error }))
+        }
+        _ => polite(message),
+    })
+    .await;
+    let client = soon(server.client(NEW).connect()).await.unwrap();
+    let tools = set(&client).await;
+    failure(&call(&tools, "raw__echo", "ann").await);
+    assert_eq!(call(&tools, "raw__echo", "ann").await.text(), "echoed");
+}
+
 /// Answers a call with a form, and the next one with the answer to the form.
 fn form(message: &Value) -> Reply {
     let Some("tools/call") = message["method"].as_str() else { return polite(message) };

@@ -12,8 +12,9 @@ use std::{
 use async_trait::async_trait;
 use reqwest::Url;
 use rmcp::transport::auth::{
-    AuthError, AuthorizationManager, AuthorizationMetadataResolution, AuthorizationRequest,
-    AuthorizationSession, CredentialRefreshGuard, CredentialStore, StoredCredentials,
+    AuthError, AuthorizationManager, AuthorizationMetadata, AuthorizationMetadataResolution,
+    AuthorizationRequest, AuthorizationSession, CredentialRefreshGuard, CredentialStore, OAuthClientConfig,
+    StoredCredentials,
 };
 use serde::{Deserialize, Serialize};
 use tokio::time::timeout;
@@ -37,8 +38,38 @@ const OTHER_LOGIN: &str = "the address belongs to another login, or to one that 
 
 /// The tokens of one user at one server. As JSON, they can be stored. They are secrets, so store them encrypted.
 #[derive(Clone, Serialize, Deserialize)]
-#[serde(transparent)]
-pub struct Tokens(StoredCredentials);
+pub struct Tokens {
+    #[serde(flatten)]
+    credentials: StoredCredentials,
+    /// The login that returned the tokens. Older versions of this crate stored tokens without it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    login: Option<LoginRecord>,
+}
+
+/// The facts of a login that the renewals need. The tokens belong to the authorization server of the login, even if the
+/// MCP server names another one later.
+#[derive(Clone, Serialize, Deserialize)]
+struct LoginRecord {
+    /// The URL of the MCP server without user, query and fragment.
+    server: String,
+    metadata: AuthorizationMetadata,
+    /// The resource for which the tokens are valid.
+    resource: Option<String>,
+    /// The secret that the authorization server has given to the application with its registration.
+    client_secret: Option<String>,
+}
+
+impl LoginRecord {
+    fn new(server: &str, found: &AuthorizationMetadata) -> Self {
+        let mut metadata = found.clone();
+        metadata.additional_fields.retain(|name, _| name == "token_endpoint_auth_methods_supported");
+        (metadata.scopes_supported, metadata.jwks_uri) = (None, None);
+        Self { server: server.to_owned(), metadata, resource: None, client_secret: None }
+    }
+}
+
+/// The login of a client or of a login that has begun, if it is known.
+type SharedLogin = Arc<Mutex<Option<LoginRecord>>>;
 
 crate::debug::impl_debug! {
     /// Shows nothing, because tokens are secrets.
@@ -269,10 +300,14 @@ crate::debug::impl_debug! {
 }
 
 /// Returns the first value of a parameter in a URL's query.
-fn parameter(url: &str, name: &str) -> Option<String> {
+fn whole_parameter(url: &str, name: &str) -> Option<String> {
     let url = Url::parse(url).ok()?;
-    let value = url.query_pairs().find_map(|(key, value)| (key == name).then_some(value));
-    value.map(|value| clip(&value, LONGEST_PARAMETER).into_owned())
+    url.query_pairs().find_map(|(key, value)| (key == name).then(|| value.into_owned()))
+}
+
+/// Returns the beginning of the first value of a parameter in a URL's query.
+fn parameter(url: &str, name: &str) -> Option<String> {
+    whole_parameter(url, name).map(|value| clip(&value, LONGEST_PARAMETER).into_owned())
 }
 
 /// Returns the reason why the authorization server refused the login, if the address contains a reason.
@@ -354,14 +389,21 @@ impl McpLoginBuilder {
         let begun = async {
             let store = TokenStoreAdapter::new(Arc::new(store), &server.secrets);
             let words = |error: AuthError| error_chain(&error);
-            let mut manager = manager(&url, store).await.map_err(words)?;
+            let mut manager = manager(&url, store.clone()).await.map_err(words)?;
             let found = manager.resolve_metadata_from_challenge(request.challenge.as_deref()).await;
             let found = found.map_err(words)?;
             if let Some(problem) = problem(&url, &found) {
                 return Err(problem);
             }
+            // The registration adds its secret.
+            *lock(&store.login) = Some(LoginRecord::new(&server.shown, &found.metadata));
             manager.set_metadata(found.metadata);
-            AuthorizationSession::new(manager, request).await.map_err(|(_, error)| words(error))
+            let session = AuthorizationSession::new(manager, request).await;
+            let session = session.map_err(|(_, error)| words(error))?;
+            if let Some(login) = &mut *lock(&store.login) {
+                login.resource = whole_parameter(session.get_authorization_url(), "resource");
+            }
+            Ok(session)
         };
         match timeout(LIMIT, begun).await {
             Ok(Ok(session)) => Ok(McpLogin { server, session }),
@@ -374,7 +416,7 @@ impl McpLoginBuilder {
 async fn manager(url: &str, store: TokenStoreAdapter) -> Result<AuthorizationManager, AuthError> {
     let invalid = |error: &dyn fmt::Display| AuthError::InternalError(format!("the URL is invalid: {error}"));
     let server = Url::parse(url).map_err(|error| invalid(&error))?;
-    let exchanges = AuthorizationHttpClient::new(&server)
+    let exchanges = AuthorizationHttpClient::new(&server, Arc::clone(&store.login))
         .await
         .map_err(|error| AuthError::InternalError(error_chain(&error)))?;
     let mut manager = AuthorizationManager::new_with_oauth_http_client(url, Arc::new(exchanges)).await?;
@@ -399,6 +441,7 @@ struct TokenStoreAdapter {
     secrets: Secrets,
     /// The access token that was used last. A renewal replaces this token.
     used: Arc<Mutex<Option<String>>>,
+    login: SharedLogin,
 }
 
 /// The text of the error with which a renewal ends because the store already has other tokens than those that were used.
@@ -426,7 +469,7 @@ fn is_refused_for_good(reason: &str) -> bool {
 
 impl TokenStoreAdapter {
     fn new(store: Arc<dyn TokenStore>, secrets: &Secrets) -> Self {
-        Self { store, secrets: secrets.clone(), used: Arc::default() }
+        Self { store, secrets: secrets.clone(), used: Arc::default(), login: Arc::default() }
     }
 
     fn set_used(&self, token: Option<String>) {
@@ -434,16 +477,17 @@ impl TokenStoreAdapter {
     }
 
     /// Adds the tokens to the secrets that texts must not contain.
-    fn remember(&self, credentials: &StoredCredentials) {
-        let tokens = serde_json::to_value(&credentials.token_response).unwrap_or_default();
+    fn remember(&self, tokens: &Tokens) {
+        let secret = tokens.login.as_ref().and_then(|login| login.client_secret.as_deref());
+        let tokens = serde_json::to_value(&tokens.credentials.token_response).unwrap_or_default();
         let values = [ACCESS_TOKEN, "refresh_token", "id_token"].map(|name| tokens[name].as_str());
-        self.secrets.add_tokens(values.into_iter().flatten());
+        self.secrets.add_tokens(values.into_iter().flatten().chain(secret));
     }
 
-    async fn read(&self) -> Result<Option<StoredCredentials>, AuthError> {
-        let loaded = self.store.load().await.map_err(Self::failed)?.map(|tokens| tokens.0);
-        if let Some(credentials) = &loaded {
-            self.remember(credentials);
+    async fn read(&self) -> Result<Option<Tokens>, AuthError> {
+        let loaded = self.store.load().await.map_err(Self::failed)?;
+        if let Some(tokens) = &loaded {
+            self.remember(tokens);
         }
         Ok(loaded)
     }
@@ -457,23 +501,29 @@ impl TokenStoreAdapter {
 #[async_trait]
 impl CredentialStore for TokenStoreAdapter {
     async fn load(&self) -> Result<Option<StoredCredentials>, AuthError> {
-        let loaded = self.read().await?;
+        let loaded = self.read().await?.map(|tokens| tokens.credentials);
         self.set_used(loaded.as_ref().and_then(access_token));
         Ok(loaded)
     }
 
     async fn save(&self, credentials: StoredCredentials) -> Result<(), AuthError> {
-        self.remember(&credentials);
-        self.store.save(Tokens(credentials)).await.map_err(Self::failed)
+        let tokens = Tokens { credentials, login: lock(&self.login).clone() };
+        self.remember(&tokens);
+        self.store.save(tokens).await.map_err(Self::failed)
     }
 
+    /// rmcp calls this if the authorization server is not the one of the tokens. If the login is known, another login has
+    /// replaced the tokens in the meantime.
     async fn clear(&self) -> Result<(), AuthError> {
+        if lock(&self.login).is_some() {
+            return Ok(());
+        }
         self.store.clear().await.map_err(Self::failed)
     }
 
     async fn acquire_refresh_guard(&self) -> Result<Option<CredentialRefreshGuard>, AuthError> {
         let guard = self.store.lock().await.map_err(Self::failed)?;
-        let stored = self.read().await?.as_ref().and_then(access_token);
+        let stored = self.read().await?.and_then(|tokens| access_token(&tokens.credentials));
         if *lock(&self.used) != stored {
             return Err(AuthError::CredentialStoreError(ALREADY_RENEWED.to_owned()));
         }
@@ -497,8 +547,22 @@ impl StoredTokenRenewal {
     ) -> Result<Self, AuthError> {
         let store = TokenStoreAdapter::new(Arc::clone(store), secrets);
         let mut manager = manager(url, store.clone()).await?;
+        // Tokens of another MCP server are used only if its authorization server is the same, as rmcp checks.
+        let known = store.read().await?.and_then(|tokens| {
+            let login = tokens.login.filter(|login| login.server == shown(url))?;
+            Some((tokens.credentials, login))
+        });
+        if let Some((_, login)) = &known {
+            manager.set_metadata(login.metadata.clone());
+            *lock(&store.login) = Some(login.clone());
+        }
         // Without tokens, the server refuses the first request.
-        manager.initialize_from_store().await?;
+        if manager.initialize_from_store().await?
+            && let Some((StoredCredentials { client_id, .. }, login)) = known
+            && let Some(secret) = login.client_secret
+        {
+            manager.configure_client(OAuthClientConfig::new(client_id, url).with_client_secret(secret))?;
+        }
         Ok(Self { manager: Arc::new(tokio::sync::Mutex::new(manager)), store })
     }
 

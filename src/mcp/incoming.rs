@@ -4,12 +4,13 @@ use std::io;
 
 use bytes::Bytes;
 use futures_util::StreamExt as _;
-use rmcp::model::{ClientJsonRpcMessage, Implementation, ServerJsonRpcMessage, ServerResult};
+use rmcp::model::{ClientJsonRpcMessage, Implementation, ServerJsonRpcMessage, ServerResult, Tool};
 use serde::{Deserialize as _, de::DeserializeOwned};
 use serde_json::{Value, json};
 use tokio::io::AsyncRead;
 use tokio_util::{codec::AnyDelimiterCodecError, io::StreamReader};
 
+use super::tool::readable_tool;
 use crate::{json::halves, process::lines::lines};
 
 /// The greatest depth of a value that is read. `serde_json` refuses a text with more than 127 levels.
@@ -115,7 +116,7 @@ impl IncomingMcpMessage for ServerJsonRpcMessage {
 }
 
 /// Returns the text of a response that rmcp reads as its sender meant it: the result of a call without members of other
-/// results, or the result of a handshake without the descriptions that can't be read. Returns `None` if the text needs no
+/// results, or a list of tools or the result of a handshake without the descriptions that can't be read. Returns `None` if the text needs no
 /// change.
 fn clarified(text: &[u8]) -> Option<Vec<u8>> {
     const OF_CALLS: [&str; 5] = ["resultType", "content", "structuredContent", "isError", "_meta"];
@@ -124,6 +125,13 @@ fn clarified(text: &[u8]) -> Option<Vec<u8>> {
     let result = clear.get_mut("result")?;
     if result.get("content").is_some_and(Value::is_array) {
         result.as_object_mut()?.retain(|name, _| OF_CALLS.contains(&&**name));
+    } else if let Some(tools) = result.get_mut("tools").and_then(Value::as_array_mut) {
+        // rmcp takes the headers of calls only from pages of which it reads each tool.
+        for tool in tools.iter_mut().filter(|tool| Tool::deserialize(&**tool).is_err()) {
+            if let Ok(readable) = readable_tool(&mut tool.clone()) {
+                *tool = serde_json::to_value(readable).ok()?;
+            }
+        }
     } else if result.get("capabilities").is_some() {
         restore(result, &|name, member| {
             (is_empty(member) && !["icons", "supportedVersions"].contains(&name)).then(|| json!({}))

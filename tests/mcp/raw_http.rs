@@ -749,9 +749,11 @@ async fn call_after_a_reconnection_has_the_headers_of_its_tool() {
     let calls = AtomicUsize::new(0);
     let server = Raw::start(move |message| match message["method"].as_str() {
         Some("tools/list") => {
-            let mut listed = list(&["echo"]);
+            let mut listed = list(&["echo", "other"]);
             let annotated = json!({ "text": { "type": "string", "x-mcp-header": "owner" } });
             listed["tools"][0]["inputSchema"]["properties"] = annotated;
+            // rmcp can't read the icons.
+            listed["tools"][1]["icons"] = json!([{ "src": "x", "sizes": "48x48" }]);
             result(message, &listed)
         }
         Some("tools/call") if calls.fetch_add(1, Ordering::SeqCst) == 0 => Reply::HangUp,

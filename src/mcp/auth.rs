@@ -53,8 +53,11 @@ struct LoginRecord {
     /// The URL of the MCP server without user, query and fragment.
     server: String,
     metadata: AuthorizationMetadata,
-    /// The resource for which the tokens are valid.
+    /// The resource for which the tokens are valid. `None` leaves it out of the requests for tokens.
     resource: Option<String>,
+    /// Whether renewals name the granted permissions.
+    #[serde(default)]
+    renews_with_scopes: bool,
     /// The secret that the authorization server has given to the application with its registration.
     client_secret: Option<String>,
 }
@@ -64,8 +67,14 @@ impl LoginRecord {
         let mut metadata = found.clone();
         metadata.additional_fields.retain(|name, _| name == "token_endpoint_auth_methods_supported");
         (metadata.scopes_supported, metadata.jwks_uri) = (None, None);
-        Self { server: server.to_owned(), metadata, resource: None, client_secret: None }
+        let renews_with_scopes = requires_scopes(&metadata.token_endpoint);
+        Self { server: server.to_owned(), metadata, resource: None, renews_with_scopes, client_secret: None }
     }
+}
+
+/// Returns whether the server at this address returns a token for other permissions if a renewal names none.
+fn requires_scopes(token_endpoint: &str) -> bool {
+    Url::parse(token_endpoint).is_ok_and(|url| url.host_str() == Some("login.microsoftonline.com"))
 }
 
 /// The login of a client or of a login that has begun, if it is known.
@@ -174,6 +183,9 @@ pub struct McpLoginBuilder {
     /// The URL of the server, which may contain secrets.
     url: String,
     request: AuthorizationRequest,
+    assumes_proof_keys: bool,
+    omits_resource: bool,
+    renews_with_scopes: bool,
 }
 
 crate::debug::impl_debug! {
@@ -253,7 +265,13 @@ impl McpLogin {
             .with_initial_scope_selection()
             .with_application_type(if is_local { "native" } else { "web" })
             .with_client_name(env!("CARGO_PKG_NAME"));
-        McpLoginBuilder { url: server.into(), request }
+        McpLoginBuilder {
+            url: server.into(),
+            request,
+            assumes_proof_keys: false,
+            omits_resource: false,
+            renews_with_scopes: false,
+        }
     }
 
     /// Returns the address that the user opens in a browser. It begins with `https://`, or with `http://` if the URL of
@@ -305,6 +323,14 @@ fn whole_parameter(url: &str, name: &str) -> Option<String> {
     url.query_pairs().find_map(|(key, value)| (key == name).then(|| value.into_owned()))
 }
 
+/// Returns the address of a login without its resource.
+fn without_resource(url: &str) -> String {
+    let Ok(mut url) = Url::parse(url) else { return url.to_owned() };
+    let kept: Vec<_> = url.query_pairs().into_owned().filter(|(name, _)| name != "resource").collect();
+    url.query_pairs_mut().clear().extend_pairs(kept);
+    url.into()
+}
+
 /// Returns the beginning of the first value of a parameter in a URL's query.
 fn parameter(url: &str, name: &str) -> Option<String> {
     whole_parameter(url, name).map(|value| clip(&value, LONGEST_PARAMETER).into_owned())
@@ -321,14 +347,14 @@ fn refusal(redirect: &str) -> Option<String> {
 
 /// Returns why a login is not possible with the metadata of an authorization server. The MCP server at `url` chooses
 /// this server, and may not be trusted.
-fn problem(url: &str, found: &AuthorizationMetadataResolution) -> Option<String> {
+fn problem(url: &str, found: &AuthorizationMetadataResolution, assumes_proof_keys: bool) -> Option<String> {
     if !found.source.is_discovered() {
         return Some("the server publishes no metadata for logins".to_owned());
     }
     // Without this field, the server does not support proof keys, and clients must refuse it (specification of
     // 2025-11-25, "Authorization Code Protection").
-    let methods = found.metadata.code_challenge_methods_supported.as_deref().unwrap_or_default();
-    if !methods.iter().any(|method| method == "S256") {
+    let methods = found.metadata.code_challenge_methods_supported.as_deref();
+    if !methods.map_or(assumes_proof_keys, |methods| methods.iter().any(|method| method == "S256")) {
         return Some("the authorization server does not support proof keys (PKCE with S256)".to_owned());
     }
     let address = &found.metadata.authorization_endpoint;
@@ -366,6 +392,29 @@ impl McpLoginBuilder {
         self
     }
 
+    /// Accepts an authorization server whose metadata does not name the supported methods for proof keys (PKCE). The login
+    /// sends a proof key with S256 in any case. Use this only for a server that is known to check it, such as Microsoft
+    /// Entra or Amazon Cognito. By default, such a server is refused, as the protocol requires.
+    pub fn assume_proof_keys(mut self) -> Self {
+        self.assumes_proof_keys = true;
+        self
+    }
+
+    /// Leaves the parameter `resource` out of the login and of the requests for tokens. Some authorization servers, such
+    /// as Microsoft Entra, refuse it if the permissions belong to another resource. By default, the parameter is sent, as
+    /// the protocol requires.
+    pub fn without_resource(mut self) -> Self {
+        self.omits_resource = true;
+        self
+    }
+
+    /// Names the granted permissions in each renewal. Some authorization servers require them, and some refuse them. By
+    /// default, only the renewals at `login.microsoftonline.com` name them.
+    pub fn renew_with_scopes(mut self) -> Self {
+        self.renews_with_scopes = true;
+        self
+    }
+
     /// Begins a login: finds the authorization server, and registers the application there if it has no client id. The
     /// login saves the tokens in `store`.
     ///
@@ -383,7 +432,7 @@ impl McpLoginBuilder {
     ///
     /// Panics outside a tokio runtime with IO and time enabled.
     pub async fn begin(self, store: impl TokenStore) -> Result<McpLogin, McpError> {
-        let Self { url, request } = self;
+        let Self { url, request, assumes_proof_keys, omits_resource, renews_with_scopes } = self;
         let server =
             McpLoginErrorContext { shown: shown(&url), secrets: Secrets::new(Secrets::in_url(&url)) };
         let begun = async {
@@ -392,16 +441,20 @@ impl McpLoginBuilder {
             let mut manager = manager(&url, store.clone()).await.map_err(words)?;
             let found = manager.resolve_metadata_from_challenge(request.challenge.as_deref()).await;
             let found = found.map_err(words)?;
-            if let Some(problem) = problem(&url, &found) {
+            if let Some(problem) = problem(&url, &found, assumes_proof_keys) {
                 return Err(problem);
             }
             // The registration adds its secret.
-            *lock(&store.login) = Some(LoginRecord::new(&server.shown, &found.metadata));
+            let mut login = LoginRecord::new(&server.shown, &found.metadata);
+            login.renews_with_scopes |= renews_with_scopes;
+            *lock(&store.login) = Some(login);
             manager.set_metadata(found.metadata);
             let session = AuthorizationSession::new(manager, request).await;
-            let session = session.map_err(|(_, error)| words(error))?;
-            if let Some(login) = &mut *lock(&store.login) {
-                login.resource = whole_parameter(session.get_authorization_url(), "resource");
+            let mut session = session.map_err(|(_, error)| words(error))?;
+            if omits_resource {
+                session.auth_url = without_resource(&session.auth_url);
+            } else if let Some(login) = &mut *lock(&store.login) {
+                login.resource = whole_parameter(&session.auth_url, "resource");
             }
             Ok(session)
         };
@@ -552,8 +605,11 @@ impl StoredTokenRenewal {
             let login = tokens.login.filter(|login| login.server == shown(url))?;
             Some((tokens.credentials, login))
         });
-        if let Some((_, login)) = &known {
+        if let Some((credentials, login)) = &known {
             manager.set_metadata(login.metadata.clone());
+            if login.renews_with_scopes {
+                manager.set_refresh_scopes(credentials.granted_scopes.clone());
+            }
             *lock(&store.login) = Some(login.clone());
         }
         // Without tokens, the server refuses the first request.
@@ -599,6 +655,20 @@ impl StoredTokenRenewal {
                 Err(error) if is_already_renewed(&error) => {}
                 Err(error) => return Err(error),
             }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn renewals_name_the_permissions_only_at_the_host_that_requires_them() {
+        assert!(requires_scopes("https://login.microsoftonline.com/common/oauth2/v2.0/token"));
+        for other in ["https://login.microsoftonline.com.example.com/token", "https://a@example.com/", "none"]
+        {
+            assert!(!requires_scopes(other), "{other}");
         }
     }
 }

@@ -63,6 +63,10 @@ struct Behaviour {
     secret: Option<&'static str>,
     /// Whether tokens are answered with the status 201.
     creates: bool,
+    /// Whether requests with a resource are refused.
+    refuses_resource: bool,
+    /// The permissions that the requests for tokens have named.
+    scopes: Vec<Option<String>>,
     /// The paths to which requests for tokens were sent.
     asked: Vec<String>,
     /// How often metadata was requested.
@@ -126,7 +130,11 @@ fn granted(server: &mut Behaviour, form: &BTreeMap<String, String>) -> Response 
     server.grants.push(form["grant_type"].clone());
     // The resource is required in each request for a token (RFC 8707, section 2).
     let resources = ["mcp", "echo", "closed"].map(|path| format!("{}/{path}", server.url));
-    if !form.get("resource").is_some_and(|resource| resources.contains(resource)) {
+    let is_right = form
+        .get("resource")
+        .map_or(server.refuses_resource, |resource| resources.contains(resource) && !server.refuses_resource);
+    server.scopes.push(form.get("scope").cloned());
+    if !is_right {
         return refused("invalid_target");
     }
     if server.secret.is_some_and(|secret| form.get("client_secret").is_none_or(|sent| sent != secret)) {
@@ -342,7 +350,8 @@ fn agree_at(server: &Shared, login: &McpLogin, issuer: &str, resource: &str) -> 
     assert!(query["client_id"].starts_with("client-"), "{query:?}");
     let mut server = server.lock().unwrap();
     let escaped = |text: &str| text.replace(':', "%3A").replace('/', "%2F");
-    assert_eq!(query["resource"], escaped(&format!("{}{resource}", server.url)));
+    let resource = (!server.refuses_resource).then(|| escaped(&format!("{}{resource}", server.url)));
+    assert_eq!(query.get("resource").copied(), resource.as_deref());
     let code = format!("code-{}", query["state"]);
     server.codes.insert(code.clone(), query["code_challenge"].to_owned());
     format!("{CALLBACK}?code={code}&state={}&iss={}", query["state"], escaped(&issuer))
@@ -684,6 +693,34 @@ async fn login_without_proof_keys_is_refused() {
         assert!(error.to_string().contains("does not support proof keys"), "{error}");
         assert_eq!(server.lock().unwrap().registered, 0);
     }
+}
+
+/// Microsoft Entra needs the three settings.
+#[tokio::test]
+async fn login_at_a_server_that_deviates_works_with_the_settings_for_it() {
+    for named in [true, false] {
+        let behaviour = Behaviour {
+            methods: Some(Value::Null),
+            refuses_resource: true,
+            life: Some(0),
+            ..Behaviour::default()
+        };
+        let server = start(behaviour).await;
+        let store = Arc::<Kept>::default();
+        let login = McpLogin::builder(url(&server), CALLBACK).scopes(["read", "write"]);
+        let login = login.assume_proof_keys().without_resource();
+        let login = if named { login.renew_with_scopes() } else { login };
+        let login = soon(login.begin(Arc::clone(&store))).await.unwrap();
+        soon(login.finish(&agree(&server, &login))).await.unwrap();
+        server.lock().unwrap().life = Some(3600);
+        assert!(ask(&connect(&server, &store).await.unwrap()).await.starts_with("You said: Hello"));
+        let renewed = named.then(|| "read write".to_owned());
+        assert_eq!(server.lock().unwrap().scopes, [None, renewed]);
+    }
+    let behaviour = Behaviour { methods: Some(json!(["plain"])), ..Behaviour::default() };
+    let login = McpLogin::builder(url(&start(behaviour).await), CALLBACK).assume_proof_keys();
+    let error = soon(login.begin(Arc::<Kept>::default())).await.unwrap_err();
+    assert!(error.to_string().contains("does not support proof keys"), "{error}");
 }
 
 #[tokio::test]

@@ -12,8 +12,9 @@ use std::{
 use async_trait::async_trait;
 use reqwest::Url;
 use rmcp::transport::auth::{
-    AuthError, AuthorizationManager, AuthorizationMetadataResolution, AuthorizationRequest,
-    AuthorizationSession, CredentialRefreshGuard, CredentialStore, StoredCredentials,
+    AuthError, AuthorizationManager, AuthorizationMetadata, AuthorizationMetadataResolution,
+    AuthorizationRequest, AuthorizationSession, CredentialRefreshGuard, CredentialStore, OAuthClientConfig,
+    StoredCredentials,
 };
 use serde::{Deserialize, Serialize};
 use tokio::time::timeout;
@@ -37,8 +38,47 @@ const OTHER_LOGIN: &str = "the address belongs to another login, or to one that 
 
 /// The tokens of one user at one server. As JSON, they can be stored. They are secrets, so store them encrypted.
 #[derive(Clone, Serialize, Deserialize)]
-#[serde(transparent)]
-pub struct Tokens(StoredCredentials);
+pub struct Tokens {
+    #[serde(flatten)]
+    credentials: StoredCredentials,
+    /// The login that returned the tokens. Older versions of this crate stored tokens without it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    login: Option<LoginRecord>,
+}
+
+/// The facts of a login that the renewals need. The tokens belong to the authorization server of the login, even if the
+/// MCP server names another one later.
+#[derive(Clone, Serialize, Deserialize)]
+struct LoginRecord {
+    /// The URL of the MCP server without user, query and fragment.
+    server: String,
+    metadata: AuthorizationMetadata,
+    /// The resource for which the tokens are valid. `None` leaves it out of the requests for tokens.
+    resource: Option<String>,
+    /// Whether renewals name the granted permissions.
+    #[serde(default)]
+    renews_with_scopes: bool,
+    /// The secret that the authorization server has given to the application with its registration.
+    client_secret: Option<String>,
+}
+
+impl LoginRecord {
+    fn new(server: &str, found: &AuthorizationMetadata) -> Self {
+        let mut metadata = found.clone();
+        metadata.additional_fields.retain(|name, _| name == "token_endpoint_auth_methods_supported");
+        (metadata.scopes_supported, metadata.jwks_uri) = (None, None);
+        let renews_with_scopes = requires_scopes(&metadata.token_endpoint);
+        Self { server: server.to_owned(), metadata, resource: None, renews_with_scopes, client_secret: None }
+    }
+}
+
+/// Returns whether the server at this address returns a token for other permissions if a renewal names none.
+fn requires_scopes(token_endpoint: &str) -> bool {
+    Url::parse(token_endpoint).is_ok_and(|url| url.host_str() == Some("login.microsoftonline.com"))
+}
+
+/// The login of a client or of a login that has begun, if it is known.
+type SharedLogin = Arc<Mutex<Option<LoginRecord>>>;
 
 crate::debug::impl_debug! {
     /// Shows nothing, because tokens are secrets.
@@ -143,6 +183,9 @@ pub struct McpLoginBuilder {
     /// The URL of the server, which may contain secrets.
     url: String,
     request: AuthorizationRequest,
+    assumes_proof_keys: bool,
+    omits_resource: bool,
+    renews_with_scopes: bool,
 }
 
 crate::debug::impl_debug! {
@@ -222,7 +265,13 @@ impl McpLogin {
             .with_initial_scope_selection()
             .with_application_type(if is_local { "native" } else { "web" })
             .with_client_name(env!("CARGO_PKG_NAME"));
-        McpLoginBuilder { url: server.into(), request }
+        McpLoginBuilder {
+            url: server.into(),
+            request,
+            assumes_proof_keys: false,
+            omits_resource: false,
+            renews_with_scopes: false,
+        }
     }
 
     /// Returns the address that the user opens in a browser. It begins with `https://`, or with `http://` if the URL of
@@ -269,10 +318,22 @@ crate::debug::impl_debug! {
 }
 
 /// Returns the first value of a parameter in a URL's query.
-fn parameter(url: &str, name: &str) -> Option<String> {
+fn whole_parameter(url: &str, name: &str) -> Option<String> {
     let url = Url::parse(url).ok()?;
-    let value = url.query_pairs().find_map(|(key, value)| (key == name).then_some(value));
-    value.map(|value| clip(&value, LONGEST_PARAMETER).into_owned())
+    url.query_pairs().find_map(|(key, value)| (key == name).then(|| value.into_owned()))
+}
+
+/// Returns the address of a login without its resource.
+fn without_resource(url: &str) -> String {
+    let Ok(mut url) = Url::parse(url) else { return url.to_owned() };
+    let kept: Vec<_> = url.query_pairs().into_owned().filter(|(name, _)| name != "resource").collect();
+    url.query_pairs_mut().clear().extend_pairs(kept);
+    url.into()
+}
+
+/// Returns the beginning of the first value of a parameter in a URL's query.
+fn parameter(url: &str, name: &str) -> Option<String> {
+    whole_parameter(url, name).map(|value| clip(&value, LONGEST_PARAMETER).into_owned())
 }
 
 /// Returns the reason why the authorization server refused the login, if the address contains a reason.
@@ -286,14 +347,14 @@ fn refusal(redirect: &str) -> Option<String> {
 
 /// Returns why a login is not possible with the metadata of an authorization server. The MCP server at `url` chooses
 /// this server, and may not be trusted.
-fn problem(url: &str, found: &AuthorizationMetadataResolution) -> Option<String> {
+fn problem(url: &str, found: &AuthorizationMetadataResolution, assumes_proof_keys: bool) -> Option<String> {
     if !found.source.is_discovered() {
         return Some("the server publishes no metadata for logins".to_owned());
     }
     // Without this field, the server does not support proof keys, and clients must refuse it (specification of
     // 2025-11-25, "Authorization Code Protection").
-    let methods = found.metadata.code_challenge_methods_supported.as_deref().unwrap_or_default();
-    if !methods.iter().any(|method| method == "S256") {
+    let methods = found.metadata.code_challenge_methods_supported.as_deref();
+    if !methods.map_or(assumes_proof_keys, |methods| methods.iter().any(|method| method == "S256")) {
         return Some("the authorization server does not support proof keys (PKCE with S256)".to_owned());
     }
     let address = &found.metadata.authorization_endpoint;
@@ -331,6 +392,29 @@ impl McpLoginBuilder {
         self
     }
 
+    /// Accepts an authorization server whose metadata does not name the supported methods for proof keys (PKCE). The login
+    /// sends a proof key with S256 in any case. Use this only for a server that is known to check it, such as Microsoft
+    /// Entra or Amazon Cognito. By default, such a server is refused, as the protocol requires.
+    pub fn assume_proof_keys(mut self) -> Self {
+        self.assumes_proof_keys = true;
+        self
+    }
+
+    /// Leaves the parameter `resource` out of the login and of the requests for tokens. Some authorization servers, such
+    /// as Microsoft Entra, refuse it if the permissions belong to another resource. By default, the parameter is sent, as
+    /// the protocol requires.
+    pub fn without_resource(mut self) -> Self {
+        self.omits_resource = true;
+        self
+    }
+
+    /// Names the granted permissions in each renewal. Some authorization servers require them, and some refuse them. By
+    /// default, only the renewals at `login.microsoftonline.com` name them.
+    pub fn renew_with_scopes(mut self) -> Self {
+        self.renews_with_scopes = true;
+        self
+    }
+
     /// Begins a login: finds the authorization server, and registers the application there if it has no client id. The
     /// login saves the tokens in `store`.
     ///
@@ -348,20 +432,31 @@ impl McpLoginBuilder {
     ///
     /// Panics outside a tokio runtime with IO and time enabled.
     pub async fn begin(self, store: impl TokenStore) -> Result<McpLogin, McpError> {
-        let Self { url, request } = self;
+        let Self { url, request, assumes_proof_keys, omits_resource, renews_with_scopes } = self;
         let server =
             McpLoginErrorContext { shown: shown(&url), secrets: Secrets::new(Secrets::in_url(&url)) };
         let begun = async {
             let store = TokenStoreAdapter::new(Arc::new(store), &server.secrets);
             let words = |error: AuthError| error_chain(&error);
-            let mut manager = manager(&url, store).await.map_err(words)?;
+            let mut manager = manager(&url, store.clone()).await.map_err(words)?;
             let found = manager.resolve_metadata_from_challenge(request.challenge.as_deref()).await;
             let found = found.map_err(words)?;
-            if let Some(problem) = problem(&url, &found) {
+            if let Some(problem) = problem(&url, &found, assumes_proof_keys) {
                 return Err(problem);
             }
+            // The registration adds its secret.
+            let mut login = LoginRecord::new(&server.shown, &found.metadata);
+            login.renews_with_scopes |= renews_with_scopes;
+            *lock(&store.login) = Some(login);
             manager.set_metadata(found.metadata);
-            AuthorizationSession::new(manager, request).await.map_err(|(_, error)| words(error))
+            let session = AuthorizationSession::new(manager, request).await;
+            let mut session = session.map_err(|(_, error)| words(error))?;
+            if omits_resource {
+                session.auth_url = without_resource(&session.auth_url);
+            } else if let Some(login) = &mut *lock(&store.login) {
+                login.resource = whole_parameter(&session.auth_url, "resource");
+            }
+            Ok(session)
         };
         match timeout(LIMIT, begun).await {
             Ok(Ok(session)) => Ok(McpLogin { server, session }),
@@ -374,7 +469,7 @@ impl McpLoginBuilder {
 async fn manager(url: &str, store: TokenStoreAdapter) -> Result<AuthorizationManager, AuthError> {
     let invalid = |error: &dyn fmt::Display| AuthError::InternalError(format!("the URL is invalid: {error}"));
     let server = Url::parse(url).map_err(|error| invalid(&error))?;
-    let exchanges = AuthorizationHttpClient::new(&server)
+    let exchanges = AuthorizationHttpClient::new(&server, Arc::clone(&store.login))
         .await
         .map_err(|error| AuthError::InternalError(error_chain(&error)))?;
     let mut manager = AuthorizationManager::new_with_oauth_http_client(url, Arc::new(exchanges)).await?;
@@ -399,6 +494,7 @@ struct TokenStoreAdapter {
     secrets: Secrets,
     /// The access token that was used last. A renewal replaces this token.
     used: Arc<Mutex<Option<String>>>,
+    login: SharedLogin,
 }
 
 /// The text of the error with which a renewal ends because the store already has other tokens than those that were used.
@@ -426,7 +522,7 @@ fn is_refused_for_good(reason: &str) -> bool {
 
 impl TokenStoreAdapter {
     fn new(store: Arc<dyn TokenStore>, secrets: &Secrets) -> Self {
-        Self { store, secrets: secrets.clone(), used: Arc::default() }
+        Self { store, secrets: secrets.clone(), used: Arc::default(), login: Arc::default() }
     }
 
     fn set_used(&self, token: Option<String>) {
@@ -434,16 +530,17 @@ impl TokenStoreAdapter {
     }
 
     /// Adds the tokens to the secrets that texts must not contain.
-    fn remember(&self, credentials: &StoredCredentials) {
-        let tokens = serde_json::to_value(&credentials.token_response).unwrap_or_default();
+    fn remember(&self, tokens: &Tokens) {
+        let secret = tokens.login.as_ref().and_then(|login| login.client_secret.as_deref());
+        let tokens = serde_json::to_value(&tokens.credentials.token_response).unwrap_or_default();
         let values = [ACCESS_TOKEN, "refresh_token", "id_token"].map(|name| tokens[name].as_str());
-        self.secrets.add_tokens(values.into_iter().flatten());
+        self.secrets.add_tokens(values.into_iter().flatten().chain(secret));
     }
 
-    async fn read(&self) -> Result<Option<StoredCredentials>, AuthError> {
-        let loaded = self.store.load().await.map_err(Self::failed)?.map(|tokens| tokens.0);
-        if let Some(credentials) = &loaded {
-            self.remember(credentials);
+    async fn read(&self) -> Result<Option<Tokens>, AuthError> {
+        let loaded = self.store.load().await.map_err(Self::failed)?;
+        if let Some(tokens) = &loaded {
+            self.remember(tokens);
         }
         Ok(loaded)
     }
@@ -457,23 +554,29 @@ impl TokenStoreAdapter {
 #[async_trait]
 impl CredentialStore for TokenStoreAdapter {
     async fn load(&self) -> Result<Option<StoredCredentials>, AuthError> {
-        let loaded = self.read().await?;
+        let loaded = self.read().await?.map(|tokens| tokens.credentials);
         self.set_used(loaded.as_ref().and_then(access_token));
         Ok(loaded)
     }
 
     async fn save(&self, credentials: StoredCredentials) -> Result<(), AuthError> {
-        self.remember(&credentials);
-        self.store.save(Tokens(credentials)).await.map_err(Self::failed)
+        let tokens = Tokens { credentials, login: lock(&self.login).clone() };
+        self.remember(&tokens);
+        self.store.save(tokens).await.map_err(Self::failed)
     }
 
+    /// rmcp calls this if the authorization server is not the one of the tokens. If the login is known, another login has
+    /// replaced the tokens in the meantime.
     async fn clear(&self) -> Result<(), AuthError> {
+        if lock(&self.login).is_some() {
+            return Ok(());
+        }
         self.store.clear().await.map_err(Self::failed)
     }
 
     async fn acquire_refresh_guard(&self) -> Result<Option<CredentialRefreshGuard>, AuthError> {
         let guard = self.store.lock().await.map_err(Self::failed)?;
-        let stored = self.read().await?.as_ref().and_then(access_token);
+        let stored = self.read().await?.and_then(|tokens| access_token(&tokens.credentials));
         if *lock(&self.used) != stored {
             return Err(AuthError::CredentialStoreError(ALREADY_RENEWED.to_owned()));
         }
@@ -497,8 +600,25 @@ impl StoredTokenRenewal {
     ) -> Result<Self, AuthError> {
         let store = TokenStoreAdapter::new(Arc::clone(store), secrets);
         let mut manager = manager(url, store.clone()).await?;
+        // Tokens of another MCP server are used only if its authorization server is the same, as rmcp checks.
+        let known = store.read().await?.and_then(|tokens| {
+            let login = tokens.login.filter(|login| login.server == shown(url))?;
+            Some((tokens.credentials, login))
+        });
+        if let Some((credentials, login)) = &known {
+            manager.set_metadata(login.metadata.clone());
+            if login.renews_with_scopes {
+                manager.set_refresh_scopes(credentials.granted_scopes.clone());
+            }
+            *lock(&store.login) = Some(login.clone());
+        }
         // Without tokens, the server refuses the first request.
-        manager.initialize_from_store().await?;
+        if manager.initialize_from_store().await?
+            && let Some((StoredCredentials { client_id, .. }, login)) = known
+            && let Some(secret) = login.client_secret
+        {
+            manager.configure_client(OAuthClientConfig::new(client_id, url).with_client_secret(secret))?;
+        }
         Ok(Self { manager: Arc::new(tokio::sync::Mutex::new(manager)), store })
     }
 
@@ -535,6 +655,20 @@ impl StoredTokenRenewal {
                 Err(error) if is_already_renewed(&error) => {}
                 Err(error) => return Err(error),
             }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn renewals_name_the_permissions_only_at_the_host_that_requires_them() {
+        assert!(requires_scopes("https://login.microsoftonline.com/common/oauth2/v2.0/token"));
+        for other in ["https://login.microsoftonline.com.example.com/token", "https://a@example.com/", "none"]
+        {
+            assert!(!requires_scopes(other), "{other}");
         }
     }
 }

@@ -44,6 +44,9 @@ const REPORT_EVERY: Duration = Duration::from_millis(100);
 /// The error of a server that performs a call only after a person has opened URLs.
 const URLS_REQUIRED: ErrorCode = ErrorCode(-32042);
 
+/// The error of a server that refuses a call because headers are missing which the list of tools requires.
+const HEADERS_REQUIRED: ErrorCode = ErrorCode::HEADER_MISMATCH;
+
 /// The reason why an answer is refused.
 const NO_RESULT: &str = "its answer is not the result of a tool";
 
@@ -80,6 +83,7 @@ async fn answered(
     context: &Arc<ToolContext>,
 ) -> Result<ToolOutput, McpError> {
     let (settings, connection) = (&server.settings, server.connection().await?);
+    let mut has_listed = false;
     for round in 0..=MOST_ROUNDS {
         match once(server, &connection, params.clone(), context).await? {
             Ok(ServerResult::CallToolResult(result)) => return Ok(output(result)),
@@ -100,6 +104,11 @@ async fn answered(
                 params.request_state = asked.request_state;
             }
             Ok(_) => return Err(settings.refused(NO_RESULT)),
+            // rmcp knows the headers from the list that was read on this connection.
+            Err(refusal) if refusal.code == HEADERS_REQUIRED && !has_listed => {
+                server.list().await?;
+                has_listed = true;
+            }
             Err(urls_required) => {
                 if !are_opened(&settings.name, urls_required.data, context).await {
                     return Err(settings.refused(&urls_required.message));
@@ -110,8 +119,8 @@ async fn answered(
     Err(settings.refused(TOO_MANY_ROUNDS))
 }
 
-/// Sends the request once, and waits for its answer. The inner error asks a person to open URLs before the request is
-/// repeated.
+/// Sends the request once, and waits for its answer. After the inner error, the request is repeated: the server has not
+/// performed it, and asks a person to open URLs or the client for the headers of the tool.
 async fn once(
     server: &ServerConnection,
     connection: &Arc<McpConnection>,
@@ -131,7 +140,9 @@ async fn once(
     let answer = answer.ok_or_else(|| server.settings.timed_out(idle))?;
     guard.disarm();
     match answer {
-        Err(ServiceError::McpError(error)) if error.code == URLS_REQUIRED => Ok(Err(error)),
+        Err(ServiceError::McpError(error)) if [URLS_REQUIRED, HEADERS_REQUIRED].contains(&error.code) => {
+            Ok(Err(error))
+        }
         answer => {
             let answer = server.answered(connection, answer).await?;
             server.worked();

@@ -183,7 +183,9 @@ fn is_unreadable(text: &str) -> bool {
 
 /// Returns whether the reason of a refusal can be that the server no longer knows the session.
 fn names_session(reason: &str) -> bool {
-    reason.to_ascii_lowercase().contains("session")
+    let reason = reason.to_ascii_lowercase();
+    // A server that makes a new transport for an old id says the second text.
+    ["session", "not initialized"].iter().any(|text| reason.contains(text))
 }
 
 /// Returns the error with which the connection is lost, so that the next request opens another session.
@@ -437,7 +439,9 @@ impl StreamableHttpClient for McpHttpClient {
         let posted = posted.await;
         if let Err(McpHttpError::UnexpectedServerResponse(reason)) = &posted
             && session.is_some()
-            && reason.starts_with("HTTP 400")
+            && ["HTTP 400", "HTTP 409", "HTTP 410", "HTTP 422"]
+                .iter()
+                .any(|status| reason.starts_with(status))
             && names_session(reason)
         {
             return Err(refused_session(reason));

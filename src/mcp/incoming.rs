@@ -4,12 +4,13 @@ use std::io;
 
 use bytes::Bytes;
 use futures_util::StreamExt as _;
-use rmcp::model::{ClientJsonRpcMessage, Implementation, ServerJsonRpcMessage, ServerResult};
+use rmcp::model::{ClientJsonRpcMessage, Implementation, ServerJsonRpcMessage, ServerResult, Tool};
 use serde::{Deserialize as _, de::DeserializeOwned};
 use serde_json::{Value, json};
 use tokio::io::AsyncRead;
 use tokio_util::{codec::AnyDelimiterCodecError, io::StreamReader};
 
+use super::tool::readable_tool;
 use crate::{json::halves, process::lines::lines};
 
 /// The greatest depth of a value that is read. `serde_json` refuses a text with more than 127 levels.
@@ -52,6 +53,9 @@ pub(super) fn readable<M: IncomingMcpMessage>(text: &[u8]) -> Option<Vec<u8>> {
     if (repaired.is_some() || shallow != text) && serde_json::from_slice::<M>(&shallow).is_ok() {
         return readable::<M>(&shallow).or(Some(shallow));
     }
+    if let Some(text) = without_null_counterparts(&shallow) {
+        return readable::<M>(&text).or(Some(text));
+    }
     // The fault is usually in a nested value.
     let envelope: Value = serde_json::from_slice(&pruned(text, 1)).unwrap_or_default();
     // Other lines are logs that a program writes to the wrong place.
@@ -70,6 +74,19 @@ pub(super) fn readable<M: IncomingMcpMessage>(text: &[u8]) -> Option<Vec<u8>> {
         json!({ "jsonrpc": "2.0", "id": id, "method": reason })
     };
     Some(readable.to_string().into())
+}
+
+/// Returns the message without the `method`, `result` and `error` that are null, if another of them is not. JSON-RPC
+/// forbids the null member, but some libraries write it. Returns `None` if there is no such member.
+fn without_null_counterparts(text: &[u8]) -> Option<Vec<u8>> {
+    const KINDS: [&str; 3] = ["method", "result", "error"];
+    let mut message: Value = serde_json::from_slice(text).ok()?;
+    let is_null = |kind: &&str| message.get(*kind).is_some_and(Value::is_null);
+    if !KINDS.iter().any(is_null) || KINDS.iter().all(|kind| message[*kind].is_null()) {
+        return None;
+    }
+    message.as_object_mut()?.retain(|name, member| !member.is_null() || !KINDS.contains(&&**name));
+    Some(message.to_string().into())
 }
 
 /// The messages of one side.
@@ -99,7 +116,7 @@ impl IncomingMcpMessage for ServerJsonRpcMessage {
 }
 
 /// Returns the text of a response that rmcp reads as its sender meant it: the result of a call without members of other
-/// results, or the result of a handshake without the descriptions that can't be read. Returns `None` if the text needs no
+/// results, or a list of tools or the result of a handshake without the descriptions that can't be read. Returns `None` if the text needs no
 /// change.
 fn clarified(text: &[u8]) -> Option<Vec<u8>> {
     const OF_CALLS: [&str; 5] = ["resultType", "content", "structuredContent", "isError", "_meta"];
@@ -108,8 +125,17 @@ fn clarified(text: &[u8]) -> Option<Vec<u8>> {
     let result = clear.get_mut("result")?;
     if result.get("content").is_some_and(Value::is_array) {
         result.as_object_mut()?.retain(|name, _| OF_CALLS.contains(&&**name));
+    } else if let Some(tools) = result.get_mut("tools").and_then(Value::as_array_mut) {
+        // rmcp takes the headers of calls only from pages of which it reads each tool.
+        for tool in tools.iter_mut().filter(|tool| Tool::deserialize(&**tool).is_err()) {
+            if let Ok(readable) = readable_tool(&mut tool.clone()) {
+                *tool = serde_json::to_value(readable).ok()?;
+            }
+        }
     } else if result.get("capabilities").is_some() {
-        restore_objects(result, &|name| !["icons", "supportedVersions"].contains(&name));
+        restore(result, &|name, member| {
+            (is_empty(member) && !["icons", "supportedVersions"].contains(&name)).then(|| json!({}))
+        });
         if let Some(info) = result.get_mut("serverInfo")
             && Implementation::deserialize(&*info).is_err()
         {
@@ -120,16 +146,21 @@ fn clarified(text: &[u8]) -> Option<Vec<u8>> {
     (clear != message).then(|| clear.to_string().into())
 }
 
-/// Replaces empty lists with empty objects in the members that must be objects. PHP writes both as `[]`.
-pub(super) fn restore_objects(value: &mut Value, is_object: &impl Fn(&str) -> bool) {
+/// Returns whether a value is an empty list. PHP also writes an empty object as `[]`.
+pub(super) fn is_empty(value: &Value) -> bool {
+    value.as_array().is_some_and(Vec::is_empty)
+}
+
+/// Replaces the members for which `meant` returns the value that their sender meant.
+pub(super) fn restore(value: &mut Value, meant: &impl Fn(&str, &Value) -> Option<Value>) {
     match value {
-        Value::Array(items) => items.iter_mut().for_each(|item| restore_objects(item, is_object)),
+        Value::Array(items) => items.iter_mut().for_each(|item| restore(item, meant)),
         Value::Object(members) => {
             for (name, member) in members {
-                if member.as_array().is_some_and(Vec::is_empty) && is_object(name) {
-                    *member = json!({});
+                if let Some(meant) = meant(name, member) {
+                    *member = meant;
                 }
-                restore_objects(member, is_object);
+                restore(member, meant);
             }
         }
         _ => {}
@@ -191,6 +222,24 @@ mod tests {
         let repaired: Value =
             serde_json::from_slice(&readable::<ClientJsonRpcMessage>(call).unwrap()).unwrap();
         assert_eq!(repaired["params"]["name"], "\u{fffd}");
+    }
+
+    #[test]
+    fn readable_null_member_beside_its_counterpart_is_dropped() {
+        for (text, kept) in [
+            (r#"{"jsonrpc":"2.0","id":1,"result":{"content":[]},"error":null}"#, "result"),
+            (r#"{"jsonrpc":"2.0","id":1,"result":null,"error":{"code":1,"message":"no"}}"#, "error"),
+        ] {
+            let message = readable::<ServerJsonRpcMessage>(text.as_bytes()).unwrap();
+            assert!(serde_json::from_slice::<ServerJsonRpcMessage>(&message).is_ok(), "{text}");
+            let message: Value = serde_json::from_slice(&message).unwrap();
+            assert_eq!(message.as_object().unwrap().len(), 3, "{message}");
+            assert_eq!(message[kept], serde_json::from_str::<Value>(text).unwrap()[kept]);
+        }
+        let answer = br#"{"jsonrpc":"2.0","id":1,"result":{"action":"accept"},"error":null}"#;
+        let answer: Value =
+            serde_json::from_slice(&readable::<ClientJsonRpcMessage>(answer).unwrap()).unwrap();
+        assert_eq!(answer, json!({ "jsonrpc": "2.0", "id": 1, "result": { "action": "accept" } }));
     }
 
     #[test]

@@ -208,8 +208,11 @@ impl ServerConnection {
                 ServerResult::CustomResult(page) => page.0,
                 _ => Value::Null,
             };
-            let Some(Value::Array(mut tools)) = page.get_mut("tools").map(Value::take) else {
-                return refused("its answer is not a list of tools");
+            let mut tools = match page.get_mut("tools").map(Value::take) {
+                Some(Value::Array(tools)) => tools,
+                // Go writes an empty list as null.
+                Some(Value::Null) => Vec::new(),
+                _ => return refused("its answer is not a list of tools"),
             };
             cursor = page["nextCursor"].as_str().map(str::to_owned);
             // A cursor that repeats would lead to the same pages again, and this page may be one of them.

@@ -11,7 +11,7 @@ use async_trait::async_trait;
 use base64::{Engine as _, prelude::BASE64_STANDARD};
 use rmcp::model::{CallToolResult, ContentBlock, JsonObject, ResourceContents, Tool as WireTool};
 use serde::de::DeserializeOwned;
-use serde_json::Value;
+use serde_json::{Value, json};
 use tokio::{
     sync::watch,
     task::spawn_blocking,
@@ -21,7 +21,7 @@ use tokio::{
 use super::{
     McpError, McpTools, SkippedTool, ToolHints, call,
     connection::LONGEST,
-    incoming::{TOO_DEEP, restore_objects},
+    incoming::{TOO_DEEP, is_empty, restore},
     server::{self, ListedTools, ServerConnection},
 };
 use crate::{
@@ -109,8 +109,7 @@ pub(super) async fn tools(server: &Arc<ServerConnection>, listed: ListedTools) -
     };
     let mut found = Vec::new();
     for mut tool in listed.tools {
-        restore_objects(&mut tool, &|name| OBJECTS.contains(&name));
-        match lenient::<WireTool>(&tool, &["icons", "_meta", "outputSchema", "title", "annotations"]) {
+        match readable_tool(&mut tool) {
             Err(error) => skip(tool["name"].as_str().unwrap_or_default(), error.to_string()),
             Ok(tool) if tool.name.len() > LONGEST => {
                 skip(&tool.name, "its name has more than 4,096 bytes".to_owned());
@@ -170,6 +169,15 @@ pub(super) async fn tools(server: &Arc<ServerConnection>, listed: ListedTools) -
     drop(offered);
     hints.retain(|name, _| tools.iter().any(|tool| (**tool).name() == *name));
     Ok(McpTools { tools, skipped, hints })
+}
+
+/// Reads a tool without the descriptions that can't be read, and with objects in place of empty lists and null.
+pub(super) fn readable_tool(tool: &mut Value) -> serde_json::Result<WireTool> {
+    restore(tool, &|name, member| match name {
+        "required" if member.is_null() => Some(json!([])),
+        _ => ((member.is_null() || is_empty(member)) && OBJECTS.contains(&name)).then(|| json!({})),
+    });
+    lenient(tool, &["icons", "_meta", "outputSchema", "title", "annotations"])
 }
 
 /// Returns a schema that a tool can have, or the reason why it can't.

@@ -44,6 +44,7 @@ pub const CALLBACK: &str = "http://127.0.0.1:1/callback";
 
 /// The behaviour of the authorization server, and what it has seen.
 #[derive(Default)]
+#[expect(clippy::struct_excessive_bools, reason = "servers deviate in several ways at once")]
 struct Behaviour {
     url: String,
     /// The proof keys by code.
@@ -58,7 +59,19 @@ struct Behaviour {
     /// Whether the answers lack what clients can know, and have numbers as texts.
     is_terse: bool,
     refuses_registration: bool,
-    /// The code with which renewals are refused.
+    /// The secret of each registration, which each request for tokens must contain.
+    secret: Option<&'static str>,
+    /// Whether tokens are answered with the status 201.
+    creates: bool,
+    /// Whether requests with a resource are refused.
+    refuses_resource: bool,
+    /// The permissions that the requests for tokens have named.
+    scopes: Vec<Option<String>>,
+    /// The paths to which requests for tokens were sent.
+    asked: Vec<String>,
+    /// How often metadata was requested.
+    discoveries: usize,
+    /// The code with which renewals are refused. If it is empty, the answer has no code.
     refuses_renewal: Option<&'static str>,
     /// Whether a renewal leaves the earlier tokens valid.
     keeps_tokens: bool,
@@ -89,19 +102,21 @@ async fn register(State(server): State<Shared>, Json(request): Json<Value>) -> R
             json!({ "client_id": format!("client-{}", server.registered), "redirect_uris": null });
         return (StatusCode::CREATED, Json(registered)).into_response();
     }
+    let method = if server.secret.is_some() { "client_secret_post" } else { "none" };
     let registered = json!({
-        "client_id": format!("client-{}", server.registered), "client_name": request["client_name"], "redirect_uris": [CALLBACK],
-        "token_endpoint_auth_method": "none",
+        "client_secret": server.secret, "client_id": format!("client-{}", server.registered), "client_name": request["client_name"], "redirect_uris": [CALLBACK],
+        "token_endpoint_auth_method": method,
     });
     (StatusCode::CREATED, Json(registered)).into_response()
 }
 
-async fn token(State(server): State<Shared>, body: String) -> Response {
+async fn token(State(server): State<Shared>, OriginalUri(uri): OriginalUri, body: String) -> Response {
     // A form has the syntax of a query.
     let query = format!("/?{body}").parse().unwrap();
     let Query(form) = Query::<BTreeMap<String, String>>::try_from_uri(&query).unwrap();
     let (answer, issuing) = {
         let mut server = server.lock().unwrap();
+        server.asked.push(uri.path().to_owned());
         (granted(&mut server, &form), server.issuing.clone())
     };
     if let Some(issuing) = issuing {
@@ -114,9 +129,17 @@ fn granted(server: &mut Behaviour, form: &BTreeMap<String, String>) -> Response 
     let refused = |error: &str| (StatusCode::BAD_REQUEST, Json(json!({ "error": error }))).into_response();
     server.grants.push(form["grant_type"].clone());
     // The resource is required in each request for a token (RFC 8707, section 2).
-    let resources = ["mcp", "echo"].map(|path| format!("{}/{path}", server.url));
-    if !form.get("resource").is_some_and(|resource| resources.contains(resource)) {
+    let resources = ["mcp", "echo", "closed"].map(|path| format!("{}/{path}", server.url));
+    let is_right = form
+        .get("resource")
+        .map_or(server.refuses_resource, |resource| resources.contains(resource) && !server.refuses_resource);
+    server.scopes.push(form.get("scope").cloned());
+    if !is_right {
         return refused("invalid_target");
+    }
+    if server.secret.is_some_and(|secret| form.get("client_secret").is_none_or(|sent| sent != secret)) {
+        let missing = json!({ "message": "Required parameter: client_secret" });
+        return (StatusCode::UNPROCESSABLE_ENTITY, Json(missing)).into_response();
     }
     match &*form["grant_type"] {
         "authorization_code" => {
@@ -127,6 +150,11 @@ fn granted(server: &mut Behaviour, form: &BTreeMap<String, String>) -> Response 
         }
         _ if form["refresh_token"] != format!("renew-{}", server.issued) => return refused("invalid_grant"),
         _ => {
+            if server.refuses_renewal == Some("") {
+                let refusal =
+                    json!({ "error_code": "refresh_token_not_found", "msg": "Invalid Refresh Token" });
+                return (StatusCode::BAD_REQUEST, Json(refusal)).into_response();
+            }
             if let Some(code) = server.refuses_renewal {
                 return refused(code);
             }
@@ -149,32 +177,41 @@ fn granted(server: &mut Behaviour, form: &BTreeMap<String, String>) -> Response 
         tokens["expires_in"] = "3600".into();
         tokens.as_object_mut().unwrap().remove("token_type");
     }
-    Json(tokens).into_response()
+    (if server.creates { StatusCode::CREATED } else { StatusCode::OK }, Json(tokens)).into_response()
 }
 
 async fn metadata(State(server): State<Shared>, OriginalUri(uri): OriginalUri) -> Json<Value> {
-    let server = server.lock().unwrap();
+    let mut server = server.lock().unwrap();
+    server.discoveries += 1;
     let url = server.url.clone();
+    // Only the metadata of the refused request names the second authorization server.
+    let other = format!("{url}/other");
+    let issuer = if uri.path().ends_with("/other") { &other } else { &url };
     Json(if uri.path().contains("protected-resource") {
         json!({ "resource": format!("{url}/mcp"), "authorization_servers": [url] })
     } else if uri.path() == "/elsewhere" {
-        json!({ "resource": format!("{url}/closed"), "authorization_servers": [url], "scopes_supported": ["all"] })
+        json!({ "resource": format!("{url}/closed"), "authorization_servers": [other], "scopes_supported": ["all"] })
     } else {
         json!({
-            "issuer": server.issuer.clone().unwrap_or(url.clone()),
-            "authorization_endpoint": server.authorization.map_or(format!("{url}/authorize"), str::to_owned),
-            "token_endpoint": format!("{url}/token"), "registration_endpoint": format!("{url}/register"),
+            "issuer": server.issuer.as_ref().unwrap_or(issuer),
+            "authorization_endpoint": server.authorization.map_or(format!("{issuer}/authorize"), str::to_owned),
+            "token_endpoint": format!("{issuer}/token"), "registration_endpoint": format!("{url}/register"),
             "response_types_supported": ["code"],
             "code_challenge_methods_supported": server.methods.clone().unwrap_or(json!(["S256"])),
             "grant_types_supported": ["authorization_code", "refresh_token"],
             "authorization_response_iss_parameter_supported": true,
+            "token_endpoint_auth_methods_supported": server.secret.map(|_| ["client_secret_post"]),
         })
     })
 }
 
-/// A server that names its metadata and the permissions only when it refuses a message.
-async fn closed(State(server): State<Shared>) -> Response {
+/// Like [`echo`], for valid tokens. The server names its metadata and the permissions only when it refuses a message.
+async fn closed(State(server): State<Shared>, headers: HeaderMap, request: Json<Value>) -> Response {
     let url = server.lock().unwrap().url.clone();
+    let token = headers.get("authorization").and_then(|value| value.to_str().ok()?.strip_prefix("Bearer "));
+    if token.is_some_and(|token| server.lock().unwrap().valid.contains(token)) {
+        return echo(headers, request).await;
+    }
     let challenge = format!(r#"Bearer resource_metadata="{url}/elsewhere", scope="read write""#);
     (StatusCode::UNAUTHORIZED, [("www-authenticate", challenge)]).into_response()
 }
@@ -234,8 +271,10 @@ async fn start(behaviour: Behaviour) -> Shared {
     let app = Router::new()
         .route("/register", post(register))
         .route("/token", post(token))
+        .route("/other/token", post(token))
         .route("/.well-known/oauth-protected-resource/mcp", get(metadata))
         .route("/.well-known/oauth-authorization-server", get(metadata))
+        .route("/.well-known/oauth-authorization-server/other", get(metadata))
         .route("/elsewhere", get(metadata))
         .route("/closed", post(closed).get(async || StatusCode::METHOD_NOT_ALLOWED))
         .with_state(Arc::clone(&server))
@@ -298,17 +337,24 @@ async fn begin(server: &Shared, store: &Arc<Kept>) -> Result<McpLogin, McpError>
 /// Acts as the user's browser: agrees at the authorization server, and returns the address of the application to which
 /// the browser is sent.
 fn agree(server: &Shared, login: &McpLogin) -> String {
+    agree_at(server, login, "", "/mcp")
+}
+
+/// Agrees at the authorization server with this path, for the resource with this path.
+fn agree_at(server: &Shared, login: &McpLogin, issuer: &str, resource: &str) -> String {
     let (address, query) = login.url().split_once('?').unwrap();
-    assert_eq!(address, format!("{}/authorize", server.lock().unwrap().url));
+    let issuer = format!("{}{issuer}", server.lock().unwrap().url);
+    assert_eq!(address, format!("{issuer}/authorize"));
     let query: BTreeMap<_, _> = query.split('&').filter_map(|pair| pair.split_once('=')).collect();
     assert_eq!(query["code_challenge_method"], "S256");
     assert!(query["client_id"].starts_with("client-"), "{query:?}");
     let mut server = server.lock().unwrap();
     let escaped = |text: &str| text.replace(':', "%3A").replace('/', "%2F");
-    assert_eq!(query["resource"], escaped(&format!("{}/mcp", server.url)));
+    let resource = (!server.refuses_resource).then(|| escaped(&format!("{}{resource}", server.url)));
+    assert_eq!(query.get("resource").copied(), resource.as_deref());
     let code = format!("code-{}", query["state"]);
     server.codes.insert(code.clone(), query["code_challenge"].to_owned());
-    format!("{CALLBACK}?code={code}&state={}&iss={}", query["state"], escaped(&server.url))
+    format!("{CALLBACK}?code={code}&state={}&iss={}", query["state"], escaped(&issuer))
 }
 
 /// Logs in, and returns the store with the tokens.
@@ -510,7 +556,7 @@ async fn login_shows_no_secrets_of_the_servers_url() {
 
 #[tokio::test]
 async fn renewal_that_is_refused_asks_for_a_login() {
-    for code in ["invalid_grant", "invalid_request", "unauthorized_client", "invalid_client"] {
+    for code in ["invalid_grant", "invalid_request", "unauthorized_client", "invalid_client", ""] {
         for life in [None, Some(0)] {
             let behaviour = Behaviour { refuses_renewal: Some(code), life, ..Behaviour::default() };
             let server = start(behaviour).await;
@@ -649,6 +695,34 @@ async fn login_without_proof_keys_is_refused() {
     }
 }
 
+/// Microsoft Entra needs the three settings.
+#[tokio::test]
+async fn login_at_a_server_that_deviates_works_with_the_settings_for_it() {
+    for named in [true, false] {
+        let behaviour = Behaviour {
+            methods: Some(Value::Null),
+            refuses_resource: true,
+            life: Some(0),
+            ..Behaviour::default()
+        };
+        let server = start(behaviour).await;
+        let store = Arc::<Kept>::default();
+        let login = McpLogin::builder(url(&server), CALLBACK).scopes(["read", "write"]);
+        let login = login.assume_proof_keys().without_resource();
+        let login = if named { login.renew_with_scopes() } else { login };
+        let login = soon(login.begin(Arc::clone(&store))).await.unwrap();
+        soon(login.finish(&agree(&server, &login))).await.unwrap();
+        server.lock().unwrap().life = Some(3600);
+        assert!(ask(&connect(&server, &store).await.unwrap()).await.starts_with("You said: Hello"));
+        let renewed = named.then(|| "read write".to_owned());
+        assert_eq!(server.lock().unwrap().scopes, [None, renewed]);
+    }
+    let behaviour = Behaviour { methods: Some(json!(["plain"])), ..Behaviour::default() };
+    let login = McpLogin::builder(url(&start(behaviour).await), CALLBACK).assume_proof_keys();
+    let error = soon(login.begin(Arc::<Kept>::default())).await.unwrap_err();
+    assert!(error.to_string().contains("does not support proof keys"), "{error}");
+}
+
 #[tokio::test]
 async fn login_uses_the_metadata_and_the_scope_of_the_refused_request() {
     let server = start(Behaviour::default()).await;
@@ -660,6 +734,81 @@ async fn login_uses_the_metadata_and_the_scope_of_the_refused_request() {
     let resource = closed.replace(':', "%3A").replace('/', "%2F");
     assert!(login.url().contains(&format!("resource={resource}")), "{}", login.url());
     assert!(login.url().contains("scope=read+write"), "{}", login.url());
+}
+
+/// Without the refused request, the client would find another authorization server.
+#[tokio::test]
+async fn tokens_of_a_login_with_a_challenge_are_renewed_at_the_server_of_the_login() {
+    let server = start(Behaviour { life: Some(0), ..Behaviour::default() }).await;
+    let closed = url(&server).replace("/mcp", "/closed");
+    let client = || McpClient::http(&closed).version("2025-06-18");
+    let error = soon(client().connect()).await.unwrap_err();
+    let McpError::Unauthorized { challenge: Some(challenge), .. } = error else { panic!("{error:?}") };
+    let store = Arc::<Kept>::default();
+    let login = McpLogin::builder(&closed, CALLBACK).challenge(challenge);
+    let login = soon(login.begin(Arc::clone(&store))).await.unwrap();
+    soon(login.finish(&agree_at(&server, &login, "/other", "/closed"))).await.unwrap();
+    let discoveries = {
+        let mut server = server.lock().unwrap();
+        server.life = Some(3600);
+        server.discoveries
+    };
+    soon(client().tokens(Arc::clone(&store)).connect()).await.unwrap();
+    let server = server.lock().unwrap();
+    assert_eq!(server.asked, ["/other/token", "/other/token"]);
+    // So an outage of the metadata does not matter.
+    assert_eq!(server.discoveries, discoveries);
+    let saved = serde_json::to_string(&*store.tokens.lock().unwrap()).unwrap();
+    assert!(saved.contains("secret-2") && saved.contains("/other/token"), "{saved}");
+}
+
+#[tokio::test]
+async fn tokens_of_another_server_are_not_used() {
+    let (one, two) = (start(Behaviour::default()).await, start(Behaviour::default()).await);
+    let store = logged_in(&one).await;
+    two.lock().unwrap().valid.insert("secret-1".to_owned());
+    let error = connect(&two, &store).await.unwrap_err();
+    assert!(matches!(error, McpError::Unauthorized { .. }), "{error:?}");
+}
+
+#[tokio::test]
+async fn tokens_that_an_older_version_stored_are_renewed() {
+    let server = start(Behaviour::default()).await;
+    let store = logged_in(&server).await;
+    {
+        let mut tokens = store.tokens.lock().unwrap();
+        let mut stored = serde_json::to_value(tokens.take()).unwrap();
+        stored.as_object_mut().unwrap().remove("login").unwrap();
+        *tokens = Some(serde_json::from_value(stored).unwrap());
+    }
+    let client = connect(&server, &store).await.unwrap();
+    server.lock().unwrap().valid.clear();
+    assert!(ask(&client).await.starts_with("You said: Hello"));
+    assert_eq!(grants(&server), ["authorization_code", "refresh_token"]);
+}
+
+#[tokio::test]
+async fn renewal_sends_the_secret_of_the_registration() {
+    let behaviour = Behaviour { secret: Some("hunter2-hunter2"), life: Some(0), ..Behaviour::default() };
+    let server = start(behaviour).await;
+    let store = logged_in(&server).await;
+    server.lock().unwrap().life = Some(3600);
+    let client = connect(&server, &store).await.unwrap();
+    assert!(ask(&client).await.starts_with("You said: Hello"));
+    assert_eq!(grants(&server), ["authorization_code", "refresh_token"]);
+    assert!(!format!("{:?}", store.tokens.lock().unwrap()).contains("hunter2"));
+}
+
+#[tokio::test]
+async fn renewals_that_are_answered_with_another_status_of_success_are_saved() {
+    let server = start(Behaviour { creates: true, ..Behaviour::default() }).await;
+    let store = logged_in(&server).await;
+    let client = connect(&server, &store).await.unwrap();
+    for _ in 0..2 {
+        server.lock().unwrap().valid.clear();
+        assert!(ask(&client).await.starts_with("You said: Hello"));
+    }
+    assert_eq!(grants(&server), ["authorization_code", "refresh_token", "refresh_token"]);
 }
 
 #[tokio::test]

@@ -50,8 +50,8 @@ pub struct Raw {
 
 impl Raw {
     /// Starts a server that answers each message of the client with the result of `reply`. Requests for a stream and
-    /// for the end of a session are the messages `{"method": "GET"}` and `{"method": "DELETE"}`. The member `path` of
-    /// each message is the path of its request.
+    /// for the end of a session are the messages `{"method": "GET"}` and `{"method": "DELETE"}`. The members
+    /// `path` and `head` of each message are the path of its request, and the lower-case head of a message with a body.
     pub async fn start(reply: impl Fn(&Value) -> Reply + Send + Sync + 'static) -> Self {
         let listener = TcpListener::bind(("127.0.0.1", free_port())).await.unwrap();
         let url = format!("http://{}/mcp", listener.local_addr().unwrap());
@@ -214,5 +214,6 @@ async fn read(stream: &mut BufReader<TcpStream>) -> std::io::Result<Value> {
     stream.read_exact(&mut body).await?;
     let mut message: Value = serde_json::from_slice(&body).unwrap();
     message["path"] = path.into();
+    message["head"] = head.into();
     Ok(message)
 }

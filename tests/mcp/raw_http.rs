@@ -496,6 +496,7 @@ async fn call_over_http_refused_without_its_id_fails_at_once_and_a_dead_session_
     let python = json!("server-error");
     for (id, message) in [
         (Value::Null, "Bad Request: No valid session ID provided"),
+        (Value::Null, "Bad Request: Server not initialized"),
         (python.clone(), "Bad Request: Missing session ID"),
         (python, "Bad Request: Missing header"),
     ] {
@@ -513,19 +514,23 @@ async fn call_over_http_refused_without_its_id_fails_at_once_and_a_dead_session_
         let refused = failure(&call(&tools, "raw__echo", "").await);
         assert!(refused.contains(message), "{refused}");
         assert_eq!(call(&tools, "raw__echo", "").await.text(), "echoed");
-        let connections = if message.contains("session") { 2 } else { 1 };
+        let connections = if message.contains("header") { 1 } else { 2 };
         assert_eq!(server.count("initialize"), connections, "{message}");
     }
 }
 
 #[tokio::test]
 async fn call_over_http_dead_session_refused_with_a_plain_text_is_replaced() {
-    for reason in
-        ["Bad Request: No valid session ID provided", "Invalid session ID\n", "Bad Request: Missing header"]
-    {
+    for (status, reason) in [
+        (400, "Bad Request: No valid session ID provided"),
+        (400, "Invalid session ID\n"),
+        (400, "Bad Request: Server not initialized"),
+        (409, "Session expired"),
+        (400, "Bad Request: Missing header"),
+    ] {
         let calls = AtomicUsize::new(0);
         let server = Raw::start(move |message| match message["method"].as_str() {
-            Some("tools/call") if calls.fetch_add(1, Ordering::SeqCst) == 0 => Reply::Text(400, reason),
+            Some("tools/call") if calls.fetch_add(1, Ordering::SeqCst) == 0 => Reply::Text(status, reason),
             _ => polite(message),
         })
         .await;
@@ -534,7 +539,7 @@ async fn call_over_http_dead_session_refused_with_a_plain_text_is_replaced() {
         let refused = failure(&call(&tools, "raw__echo", "").await);
         assert!(refused.contains(reason.trim()), "{refused}");
         assert_eq!(call(&tools, "raw__echo", "").await.text(), "echoed");
-        let connections = if reason.contains("session") { 2 } else { 1 };
+        let connections = if reason.contains("header") { 1 } else { 2 };
         assert_eq!(server.count("initialize"), connections, "{reason}");
     }
 }
@@ -631,6 +636,8 @@ async fn tools_unreadable_descriptions_are_dropped() {
         { "name": "d", "inputSchema": [], "description": "d" },
         { "name": "e", "inputSchema": with_pattern },
         { "name": "f", "inputSchema": object, "title": 5, "annotations": { "destructiveHint": true } },
+        { "name": "g", "inputSchema": { "type": "object", "properties": null, "required": null } },
+        { "name": "h", "inputSchema": null },
     ]);
     let server = Raw::start(move |message| match message["method"].as_str() {
         Some("tools/list") => result(message, &json!({ "tools": tools })),
@@ -641,12 +648,27 @@ async fn tools_unreadable_descriptions_are_dropped() {
     let listed = soon(client.tools()).await.unwrap();
     let reasons: Vec<_> = listed.skipped.iter().map(|skipped| &skipped.reason).collect();
     let names: Vec<_> = listed.tools.iter().map(|tool| tool.name()).collect();
-    assert_eq!(names, ["raw__a", "raw__b", "raw__c", "raw__d", "raw__e", "raw__f"], "{reasons:?}");
+    assert_eq!(
+        names,
+        ["raw__a", "raw__b", "raw__c", "raw__d", "raw__e", "raw__f", "raw__g", "raw__h"],
+        "{reasons:?}"
+    );
     assert_eq!(listed.hints["raw__a"].title.as_deref(), Some("A"));
     // A person who approves must see this hint.
     assert_eq!(listed.hints["raw__f"].destructive, Some(true));
     let schema = serde_json::to_value(listed.tools[2].schema()).unwrap();
     assert_eq!(schema["properties"]["a"]["properties"], json!({}));
+}
+
+#[tokio::test]
+async fn tools_that_are_null_are_an_empty_list() {
+    let server = Raw::start(|message| match message["method"].as_str() {
+        Some("tools/list") => result(message, &json!({ "tools": null })),
+        _ => polite(message),
+    })
+    .await;
+    let client = soon(server.client(OLD).connect()).await.unwrap();
+    assert!(soon(client.tools()).await.unwrap().tools.is_empty());
 }
 
 #[tokio::test]
@@ -682,6 +704,21 @@ async fn connect_unreadable_descriptions_of_the_server_are_dropped() {
 }
 
 #[tokio::test]
+async fn call_with_a_null_error_beside_its_result_succeeds() {
+    let server = Raw::start(|message| match message["method"].as_str() {
+        Some("tools/call") => {
+            let done = json!({ "content": [{ "type": "text", "text": "done" }] });
+            let answer = json!({ "jsonrpc": "2.0", "id": message["id"], "result": done, "error": null });
+            Reply::Events(Box::new(std::iter::once(answer)), End::Complete)
+        }
+        _ => polite(message),
+    })
+    .await;
+    let client = soon(server.client(OLD).connect()).await.unwrap();
+    assert_eq!(call(&set(&client).await, "raw__echo", "").await.text(), "done");
+}
+
+#[tokio::test]
 async fn connect_server_with_an_unknown_version_is_refused() {
     let server = Raw::start(|message| {
         let Some("initialize") = message["method"].as_str() else { return polite(message) };
@@ -704,6 +741,33 @@ async fn connect_old_server_that_answers_unknown_requests_with_nothing_works() {
     .await;
     let client = soon(McpClient::http(&server.url).connect()).await.unwrap();
     assert_eq!(client.protocol_version().await.unwrap(), OLD);
+}
+
+/// The client knows the headers of a tool from the list that it has read on the connection.
+#[tokio::test]
+async fn call_after_a_reconnection_has_the_headers_of_its_tool() {
+    let calls = AtomicUsize::new(0);
+    let server = Raw::start(move |message| match message["method"].as_str() {
+        Some("tools/list") => {
+            let mut listed = list(&["echo", "other"]);
+            let annotated = json!({ "text": { "type": "string", "x-mcp-header": "owner" } });
+            listed["tools"][0]["inputSchema"]["properties"] = annotated;
+            // rmcp can't read the icons.
+            listed["tools"][1]["icons"] = json!([{ "src": "x", "sizes": "48x48" }]);
+            result(message, &listed)
+        }
+        Some("tools/call") if calls.fetch_add(1, Ordering::SeqCst) == 0 => Reply::HangUp,
+        Some("tools/call") if !message["head"].as_str().unwrap().contains("\nmcp-param-owner: ann") => {
+            let error = json!({ "code": -32020, "message": "missing Mcp-Param-owner" });
+            Reply::Refusal(400, json!({ "jsonrpc": "2.0", "id": message["id"], "error": error }))
+        }
+        _ => polite(message),
+    })
+    .await;
+    let client = soon(server.client(NEW).connect()).await.unwrap();
+    let tools = set(&client).await;
+    failure(&call(&tools, "raw__echo", "ann").await);
+    assert_eq!(call(&tools, "raw__echo", "ann").await.text(), "echoed");
 }
 
 /// Answers a call with a form, and the next one with the answer to the form.

@@ -7,17 +7,18 @@ use std::{
 };
 
 use reqwest::{
-    Body, Client, Request, Url,
+    Body, Client, Request, StatusCode, Url,
     dns::{Addrs, Name, Resolve, Resolving},
 };
 use rmcp::transport::auth::{OAuthHttpClient, OAuthHttpClientFuture, OAuthHttpRequest};
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 use tokio::{net::lookup_host, time::timeout};
 
-use super::{BoxError, LIMIT, shown};
+use super::{BoxError, LIMIT, SharedLogin, shown};
 use crate::{
     mcp::http::body,
     provider::{ProviderError, http::resolving_client},
+    sync::lock,
 };
 
 /// The maximum size of an answer of an authorization server, in bytes.
@@ -32,17 +33,18 @@ pub(super) struct AuthorizationHttpClient {
     reach: Arc<AllowedAddressResolver>,
     /// Whether the MCP server is reached without encryption, as on this machine. Its authorization server may be, too.
     allows_http: bool,
+    login: SharedLogin,
 }
 
 impl AuthorizationHttpClient {
     /// Returns the client for the login at the MCP server with this URL.
-    pub(super) async fn new(server: &Url) -> Result<Self, ProviderError> {
+    pub(super) async fn new(server: &Url, login: SharedLogin) -> Result<Self, ProviderError> {
         let reach = Arc::new(AllowedAddressResolver::of(server).await);
         let client = resolving_client(server, LIMIT, Arc::<AllowedAddressResolver>::clone(&reach))?;
-        Ok(Self { client, reach, allows_http: server.scheme() == "http" })
+        Ok(Self { client, reach, allows_http: server.scheme() == "http", login })
     }
 
-    async fn send(&self, request: Request) -> Result<http::Response<Vec<u8>>, BoxError> {
+    async fn send(&self, mut request: Request) -> Result<http::Response<Vec<u8>>, BoxError> {
         if request.url().scheme() != "https" && !self.allows_http {
             return Err(format!("{} is not an `https` URL", shown(request.url().as_str())).into());
         }
@@ -51,40 +53,82 @@ impl AuthorizationHttpClient {
             self.reach.check(address)?;
         }
         let sent = request.body().and_then(Body::as_bytes).unwrap_or_default().to_vec();
+        let named =
+            lock(&self.login).as_ref().and_then(|login| with_resource(&sent, login.resource.as_deref()));
+        if let Some(named) = named {
+            *request.body_mut() = Some(named.into());
+        }
         let mut response = self.client.execute(request).await?;
         let body = body(&mut response, LONGEST).await?;
         let body = body.ok_or_else(|| format!("the answer exceeds {LONGEST} bytes"))?;
-        let completed = response.status().is_success().then(|| completed(&body, &sent)).flatten();
-        let mut answer = http::Response::new(completed.unwrap_or(body));
-        *answer.status_mut() = response.status();
+        let status = response.status();
+        let (status, body) = self.normalized(status, &body, &sent).unwrap_or((status, body));
+        let mut answer = http::Response::new(body);
+        *answer.status_mut() = status;
         *answer.headers_mut() = std::mem::take(response.headers_mut());
         Ok(answer)
     }
+
+    /// Returns an answer in the form that rmcp reads, and keeps the secret of a registration. Some servers send the time
+    /// until a token expires as text, tokens with another status than 200, or the refusal of a renewal without a code.
+    /// Some omit the kind of the token or the addresses that the request for a registration has named. Returns `None` if
+    /// the answer is not an object.
+    fn normalized(&self, status: StatusCode, answer: &[u8], request: &[u8]) -> Option<(StatusCode, Vec<u8>)> {
+        let mut members: Map<String, Value> = serde_json::from_slice(answer).ok()?;
+        let lacks = |members: &Map<String, Value>, name| members.get(name).is_none_or(Value::is_null);
+        if !status.is_success() {
+            let renewal = || form(request).contains(&("grant_type".to_owned(), "refresh_token".to_owned()));
+            let is_refusal = matches!(status.as_u16(), 400 | 401 | 422) && renewal();
+            if !is_refusal || members.get("error").is_some_and(Value::is_string) {
+                return None;
+            }
+            let refusal =
+                json!({ "error": "invalid_grant", "error_description": Value::Object(members).to_string() });
+            return Some((status, refusal.to_string().into()));
+        }
+        let has_token = !lacks(&members, "access_token");
+        if has_token {
+            if lacks(&members, "token_type") {
+                members.insert("token_type".to_owned(), "bearer".into());
+            }
+            if let Some(expiry) = members.shift_remove("expires_in") {
+                let seconds = expiry.as_u64().or_else(|| expiry.as_str()?.trim().parse().ok());
+                members.extend(seconds.map(|seconds| ("expires_in".to_owned(), seconds.into())));
+            }
+        }
+        if !lacks(&members, "client_id")
+            && let Ok(Value::Object(mut request)) = serde_json::from_slice(request)
+        {
+            let secret =
+                members.get("client_secret").and_then(Value::as_str).filter(|secret| !secret.is_empty());
+            if let Some(login) = &mut *lock(&self.login) {
+                login.client_secret = secret.map(str::to_owned);
+            }
+            if lacks(&members, "redirect_uris") {
+                members.extend(request.shift_remove_entry("redirect_uris"));
+            }
+        }
+        let status = if has_token { StatusCode::OK } else { status };
+        Some((status, serde_json::to_vec(&members).ok()?))
+    }
 }
 
-/// Returns an answer in the form that rmcp reads. Some servers send the time until a token expires as text, and some omit
-/// the kind of the token or the addresses that the request for a registration has named. Returns `None` if the answer is
-/// not an object.
-fn completed(answer: &[u8], request: &[u8]) -> Option<Vec<u8>> {
-    let mut answer: Value = serde_json::from_slice(answer).ok()?;
-    let members = answer.as_object_mut()?;
-    let lacks = |members: &Map<String, Value>, name| members.get(name).is_none_or(Value::is_null);
-    if !lacks(members, "access_token") {
-        if lacks(members, "token_type") {
-            members.insert("token_type".to_owned(), "bearer".into());
-        }
-        if let Some(expiry) = members.shift_remove("expires_in") {
-            let seconds = expiry.as_u64().or_else(|| expiry.as_str()?.trim().parse().ok());
-            members.extend(seconds.map(|seconds| ("expires_in".to_owned(), seconds.into())));
-        }
-    }
-    if !lacks(members, "client_id")
-        && lacks(members, "redirect_uris")
-        && let Ok(Value::Object(mut request)) = serde_json::from_slice(request)
-    {
-        members.extend(request.shift_remove_entry("redirect_uris"));
-    }
-    serde_json::to_vec(&answer).ok()
+/// Returns the names and values of a form.
+fn form(body: &[u8]) -> Vec<(String, String)> {
+    let query = Url::parse(&format!("form:?{}", String::from_utf8_lossy(body)));
+    query.map(|query| query.query_pairs().into_owned().collect()).unwrap_or_default()
+}
+
+/// Returns a request for tokens with the resource of the login, because rmcp knows the resource only after it has found
+/// the authorization server. Returns `None` if the request is not for tokens.
+fn with_resource(request: &[u8], resource: Option<&str>) -> Option<String> {
+    let members = form(request);
+    members.iter().find(|(name, _)| name == "grant_type")?;
+    let others = members.iter().filter(|(name, _)| name != "resource");
+    let others = others.map(|(name, value)| (name.as_str(), value.as_str()));
+    let members = others.chain(resource.map(|resource| ("resource", resource)));
+    let query = Url::parse_with_params("form:", members).ok()?;
+    query.query().map(str::to_owned)
 }
 
 impl OAuthHttpClient for AuthorizationHttpClient {
@@ -218,7 +262,7 @@ mod tests {
 
     /// Sends a request to a port on which nothing listens, and returns the error.
     async fn refusal(server: &str, target: &str) -> String {
-        let exchanges = AuthorizationHttpClient::new(&server.parse().unwrap()).await.unwrap();
+        let exchanges = AuthorizationHttpClient::new(&server.parse().unwrap(), Arc::default()).await.unwrap();
         let scheme = server.split(':').next().unwrap();
         let request = Request::new(Method::GET, format!("{scheme}://{target}:9/").parse().unwrap());
         let refused = timeout(LIMIT, exchanges.send(request)).await.unwrap();
@@ -241,7 +285,9 @@ mod tests {
     #[tokio::test]
     async fn send_without_encryption_is_refused_if_the_server_is_encrypted() {
         let exchanges =
-            AuthorizationHttpClient::new(&"https://127.0.0.1/mcp".parse().unwrap()).await.unwrap();
+            AuthorizationHttpClient::new(&"https://127.0.0.1/mcp".parse().unwrap(), Arc::default())
+                .await
+                .unwrap();
         let request = Request::new(Method::GET, "http://user:hunter2@127.0.0.1:9/".parse().unwrap());
         let refused = exchanges.send(request).await.unwrap_err().to_string();
         assert_eq!(refused, "http://127.0.0.1:9/ is not an `https` URL");

@@ -163,6 +163,11 @@ impl EditorServer {
         params: Value,
         requests: &mut JoinSet<()>,
     ) -> Result<(), AcpClosed> {
+        // These are notifications, but some clients send them as requests.
+        if matches!(&*method, "session/cancel" | "$/cancel_request") {
+            self.notified(&method, params).await;
+            return self.peer.answer(&id, Ok(Value::Null)).await;
+        }
         if requests.len() >= MOST_REQUESTS {
             let why =
                 format!("{MOST_REQUESTS} requests already wait for their answers; wait for some of them");

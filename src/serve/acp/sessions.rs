@@ -1,5 +1,7 @@
 //! Requests about sessions: their folders, the choice of their models, and the MCP servers that the client names.
 
+#[cfg(feature = "mcp")]
+use std::collections::BTreeSet;
 use std::{
     path::{Path, PathBuf},
     sync::Arc,
@@ -459,14 +461,24 @@ pub(super) async fn connect(servers: Vec<McpServer>, folder: &Path) -> EditorSer
         for tool in tools.skipped {
             tracing::warn!(server = name, tool = tool.name, "a tool can't be used: {}", tool.reason);
         }
-        Ok((client, tools.tools))
+        Ok((name, client, tools.tools))
     });
-    let mut all = EditorServers::default();
+    let (mut all, mut taken) = (EditorServers::default(), BTreeSet::new());
     for connected in futures_util::future::join_all(connected).await {
         match connected {
-            Ok((client, tools)) => {
+            Ok((name, client, tools)) => {
+                // A set with two tools of the same name is invalid, so the session would not open.
+                let (new, repeated): (Vec<_>, Vec<_>) =
+                    tools.into_iter().partition(|tool| taken.insert(tool.name().to_owned()));
+                if let Some(tool) = repeated.first() {
+                    let (tool, count) = (tool.name(), repeated.len());
+                    let why = format!(
+                        "another server has tools with the names of {count} of its tools, such as {tool:?}"
+                    );
+                    all.warnings.push(unusable(&name, &why));
+                }
                 all.clients.push(client);
-                all.tools.extend(tools);
+                all.tools.extend(new);
             }
             Err(warning) => all.warnings.push(warning),
         }

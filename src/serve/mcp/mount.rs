@@ -27,6 +27,7 @@ use rmcp::{
         session::{SessionManager, local::LocalSessionManager},
     },
 };
+use serde_json::Value;
 use tokio_util::sync::CancellationToken;
 
 use super::{
@@ -180,7 +181,7 @@ impl McpWebMount {
 
     async fn handle(&self, mut request: Request) -> Result<Response, Problem> {
         let (mut parts, body) = request.into_parts();
-        let mut client = self.admit(&parts).await?;
+        let mut client = self.web.identify(&parts).await?;
         // A stream that belongs to no call stays open as long as the client wants, so it counts against the principal's
         // limit.
         let permit =
@@ -189,7 +190,17 @@ impl McpWebMount {
         let (body, _held) = self.web.receive(&client.principal, body, self.web.limits().command_body).await?;
         if !is_whole {
             // The client has chosen how long its body takes, so its access may have ended in the meantime.
-            client = self.admit(&parts).await?;
+            client = self.web.identify(&parts).await?;
+        }
+        if let Some(id) = parts.headers.get(SESSION)
+            && let Err(unknown) = self.check(id, &client.principal)
+        {
+            // Some clients still send the id of their lost session when they begin another one.
+            let message: Value = serde_json::from_slice(&body).unwrap_or_default();
+            if message["method"] != "initialize" {
+                return Err(unknown);
+            }
+            parts.headers.remove(SESSION);
         }
         let principal = client.principal.clone();
         parts.extensions.insert(client);
@@ -217,15 +228,6 @@ impl McpWebMount {
                 })
             }
         })
-    }
-
-    /// Returns the sender of a request. Fails if its session belongs to another principal.
-    async fn admit(&self, parts: &Parts) -> Result<AuthorizedClient, Problem> {
-        let client = self.web.identify(parts).await?;
-        match parts.headers.get(SESSION) {
-            Some(id) => self.check(id, &client.principal).map(|()| client),
-            None => Ok(client),
-        }
     }
 
     /// Checks that the session belongs to the principal.

@@ -278,6 +278,32 @@ async fn server_in_an_unusual_form_is_tried_or_named_in_a_warning() {
     assert_eq!(window.request("session/new", refused).await.unwrap_err()["code"], -32602);
 }
 
+/// An MCP server with one tool.
+const ECHO: &str = r#"
+while read -r line; do
+  id=$(printf %s "$line" | sed -n 's/.*"id":\([0-9]*\).*/\1/p')
+  case $line in
+    *'"initialize"'*) answer='"result":{"protocolVersion":"2025-06-18","capabilities":{"tools":{}},"serverInfo":{"name":"s","version":"1"}}' ;;
+    *'"tools/list"'*) answer='"result":{"tools":[{"name":"echo","inputSchema":{"type":"object"}}]}' ;;
+    *) answer='"error":{"code":-32601,"message":"unknown"}' ;;
+  esac
+  if [ -n "$id" ]; then printf '{"jsonrpc":"2.0","id":%s,%s}\n' "$id" "$answer"; fi
+done"#;
+
+#[tokio::test]
+async fn servers_whose_tools_have_the_same_names_open_the_session_with_a_warning() {
+    let mut window = Window::open(&manager()).await;
+    let servers = ["a b", "a_b"].map(|name| json!({ "name": name, "command": "sh", "args": ["-c", ECHO] }));
+    let created =
+        window.request("session/new", json!({ "cwd": "/work", "mcpServers": servers })).await.unwrap();
+    assert_eq!(window.say(created["sessionId"].as_str().unwrap(), "Hello").await, "You said: Hello");
+    let warns = |message: &Value| {
+        let text = message["params"]["update"]["description"].as_str();
+        text.is_some_and(|text| text.contains(r#"the MCP server "a_b""#) && text.contains("a_b__echo"))
+    };
+    window.next(warns).await;
+}
+
 #[tokio::test]
 async fn listed_sessions_are_those_of_the_folder_until_they_are_deleted() {
     let mut window = Window::open(&manager()).await;
@@ -442,6 +468,19 @@ async fn cancellation_right_after_a_prompt_ends_its_turn() {
         window.cancel(&session).await;
         assert_eq!(window.answer(prompt).await.unwrap()["stopReason"], "cancelled");
     }
+}
+
+#[tokio::test]
+async fn cancellation_that_is_sent_as_a_request_is_answered_and_ends_the_turn() {
+    let mut window = Window::open(&manager()).await;
+    let session = window.create().await;
+    let prompt = window.prompt(&session, "Go on for ever").await;
+    let cancelled = window.request("session/cancel", json!({ "sessionId": session })).await;
+    assert_eq!(cancelled.unwrap(), Value::Null);
+    assert_eq!(window.answer(prompt).await.unwrap()["stopReason"], "cancelled");
+    let prompt = window.prompt(&session, "Go on for ever").await;
+    window.request("$/cancel_request", json!({ "requestId": prompt })).await.unwrap();
+    assert_eq!(window.answer(prompt).await.unwrap()["stopReason"], "cancelled");
 }
 
 #[tokio::test]

@@ -247,6 +247,23 @@ async fn stranger_sees_nothing() {
     assert_eq!(listed(&app.call("ann", &ann, "list", json!({})).await), 1);
 }
 
+/// After a restart, some clients begin another session with the id of the lost one.
+#[tokio::test]
+async fn initialize_with_an_unknown_session_begins_another_session() {
+    let app = App::new();
+    let ben = app.session("ben").await;
+    for unknown in ["gone", &ben] {
+        let headers = [("x-user", "ann"), ("mcp-session-id", unknown)];
+        let begun = app.send(Method::POST, &headers, &initialize()).await;
+        assert_eq!(begun.status(), StatusCode::OK);
+        assert_ne!(begun.headers()["mcp-session-id"], unknown);
+        for method in ["tools/list", "notifications/initialized"] {
+            let other = json!({ "jsonrpc": "2.0", "id": 2, "method": method });
+            assert_eq!(app.send(Method::POST, &headers, &other).await.status(), StatusCode::NOT_FOUND);
+        }
+    }
+}
+
 #[tokio::test]
 async fn principal_that_may_only_read_reads_and_lists() {
     let app = App::new();

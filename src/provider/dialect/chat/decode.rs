@@ -603,10 +603,7 @@ fn minimax_failure(report: &Value) -> Option<ProviderError> {
 fn read_usage(report: &mut ReportedUsage<'_>) -> Usage {
     let prompt = report.count(&["prompt_tokens"]).unwrap_or(0);
     let read = report.count(&["prompt_tokens_details", "cached_tokens"]);
-    // The tokens written to the cache have one name at OpenRouter, and another at Alibaba.
-    let written = report
-        .count(&["prompt_tokens_details", "cache_write_tokens"])
-        .or_else(|| report.count(&["prompt_tokens_details", "cache_creation_input_tokens"]));
+    let written = report.cache_writes("prompt_tokens_details");
     // The other two names for tokens that were read from the cache are those of DeepSeek and Moonshot.
     let cached = read
         .or_else(|| report.count(&["prompt_cache_hit_tokens"]))

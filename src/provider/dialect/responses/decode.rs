@@ -287,9 +287,8 @@ fn failed(message: &str, data: &str) -> ProviderError {
 fn read_usage(report: &mut ReportedUsage<'_>) -> Usage {
     let prompt = report.count(&["input_tokens"]).unwrap_or(0);
     let cache_read = report.count(&["input_tokens_details", "cached_tokens"]).unwrap_or(0).min(prompt);
-    // OpenRouter reports the tokens that were written to the cache under this name.
-    let written = report.count(&["input_tokens_details", "cache_write_tokens"]).unwrap_or(0);
-    let cache_write = written.min(prompt - cache_read);
+    let written = report.cache_writes("input_tokens_details");
+    let cache_write = written.unwrap_or(0).min(prompt - cache_read);
     let reasoning = report.count(&["output_tokens_details", "reasoning_tokens"]);
     let usage = Usage {
         input: prompt - cache_read - cache_write,

@@ -550,7 +550,9 @@ impl ResponsesItems {
         let id = ["id", "item_id"].map(|key| text(whole, key)).into_iter().find(|id| !id.is_empty());
         let place = ResponsesItemRef { id: id.unwrap_or_default(), index };
         let kind = ResponsesItemKind::of(whole);
-        let named = self.named(whole).or_else(|| self.unnamed(place, kind));
+        // Some services give the complete call another item id. The call id then identifies it.
+        let by_call = || self.same(whole).filter(|at| !self.items[*at].done);
+        let named = self.named(whole).or_else(by_call).or_else(|| self.unnamed(place, kind));
         let at = named.filter(|at| self.items[*at].kind() == kind);
         let at = match at {
             Some(at) => at,

@@ -45,6 +45,10 @@ pub(super) struct AnthropicDecoder {
     usage: Usage,
     /// The sum of the usage of the single iterations, with its cost. It replaces the totals in `usage`.
     sum: Option<Usage>,
+    /// The usage at the start of the response, which is that of the first pass.
+    opening: Usage,
+    /// The size of the conversation after the last iteration, if the service reports its iterations.
+    last: Option<u32>,
     /// The number of tokens written to a cache that is kept for an hour, if the service reports it.
     long_writes: Option<u64>,
     /// The facts about the model, if they contain a price.
@@ -240,6 +244,8 @@ impl AnthropicDecoder {
             message.stop_reason = self.ending(&start.stop_reason, members);
             if let Some(usage) = &start.usage {
                 message.usage = self.count(usage, deltas);
+                message.context = self.context();
+                self.opening = if first { self.usage } else { self.opening };
             }
         }
         // The provider data is emitted even if it is empty, because it names the wire format of the message.
@@ -396,6 +402,7 @@ impl AnthropicDecoder {
         }
         if let Some(usage) = &event.usage {
             message.usage = self.count(usage, deltas);
+            message.context = self.context();
         }
         deltas.push(Delta::Message(Box::new(message)));
         Ok(())
@@ -600,6 +607,9 @@ impl AnthropicDecoder {
             read_counts(&mut counts, &mut usage, &mut long);
             counts.warn(&mut self.usage_warned, deltas);
             if usage.output > 0 {
+                if matches!(iteration["type"].as_str(), Some("message" | "fallback_message")) {
+                    self.last = usage.context_tokens();
+                }
                 usage.cost = price.and_then(|price| match long.or(self.long_writes) {
                     Some(long) => price.cost_of(&usage, long),
                     None => price.cost(&usage, self.hint),
@@ -611,6 +621,17 @@ impl AnthropicDecoder {
             sum.reasoning = sum.reasoning.max(self.usage.reasoning);
             self.sum = Some(sum);
         }
+    }
+
+    /// Returns the size of the conversation after a response for which the service ran tools. The usage is the sum of all
+    /// passes, each of which reads the earlier ones from the cache. `None` if the usage itself shows the size.
+    fn context(&self) -> Option<u32> {
+        let opening = &self.opening;
+        let is_item =
+            |block: &AnthropicDecoderBlock| matches!(block.kind, AnthropicDecoderBlockKind::Item(_));
+        let has_passes = opening.prompt() > 0 && self.blocks.iter().any(is_item);
+        let cache_read = self.usage.cache_read.min(opening.cache_read);
+        self.last.or_else(|| Usage { cache_read, ..self.usage }.context_tokens().filter(|_| has_passes))
     }
 
     fn provider_data(&self) -> Map<String, Value> {

@@ -132,6 +132,10 @@ pub struct MessageDelta {
     /// The complete usage of this request so far. It replaces an earlier value.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub usage: Option<Usage>,
+    /// The size of the conversation after the response, in tokens, if the usage does not show it. While a service runs its
+    /// own tools, the usage is the sum of several passes over the conversation.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub context: Option<u32>,
     /// Data that the provider stores with the message, one entry per wire format. An entry replaces an earlier entry
     /// with the same name.
     #[serde(default, skip_serializing_if = "Map::is_empty")]
@@ -147,7 +151,7 @@ pub struct MessageDelta {
 
 setters! {
     MessageDelta: with_model(model: some String), with_stop_reason(stop_reason: some StopReason), with_usage(usage: some Usage),
-    with_provider_data(provider_data: Map<String, Value>), with_warnings(warnings: Vec<String>), with_output_enforced(output_enforced: bool)
+    with_context(context: some u32), with_provider_data(provider_data: Map<String, Value>), with_warnings(warnings: Vec<String>), with_output_enforced(output_enforced: bool)
 }
 
 impl MessageDelta {

@@ -254,11 +254,13 @@ impl Fold {
             + data.stop_reason.as_ref().and(message.stop_reason.as_ref()).map_or(0, StopReason::weight);
         self.weight = grown(self.weight, data.weight(), replaced)?;
 
-        let MessageDelta { model, stop_reason, usage, provider_data, warnings, output_enforced } = data;
+        let MessageDelta { model, stop_reason, usage, context, provider_data, warnings, output_enforced } =
+            data;
         let message = &mut self.message;
         message.model = model.or(message.model.take());
         message.stop_reason = stop_reason.or(message.stop_reason.take());
         message.usage = usage.map(Usage::with_finite_cost).or(message.usage);
+        message.context = context.or(message.context);
         message.provider_data.extend(provider_data);
         message.warnings.extend(warnings);
         message.output_enforced |= output_enforced;
@@ -277,7 +279,7 @@ impl Fold {
     ///
     /// Returns [`ProviderErrorKind::Truncated`] if there was no stop reason.
     pub fn finish(self, now: Timestamp) -> Result<Completion, ProviderError> {
-        let MessageDelta { model, stop_reason, usage, provider_data, warnings, output_enforced } =
+        let MessageDelta { model, stop_reason, usage, context, provider_data, warnings, output_enforced } =
             self.message;
         let Some(stop_reason) = stop_reason else {
             return Err(ProviderError::new(
@@ -296,7 +298,8 @@ impl Fold {
         // A message may be kept for a long time, so its spare capacity is released.
         let mut content: Vec<Content> = content.collect();
         content.shrink_to_fit();
-        let message = Message { provider_data, ..Message::at(now, Role::Assistant, content) };
+        let context_tokens = context;
+        let message = Message { provider_data, context_tokens, ..Message::at(now, Role::Assistant, content) };
         let usage = usage.unwrap_or_default();
         Ok(Completion { message, stop_reason, usage, model, warnings, output_enforced })
     }

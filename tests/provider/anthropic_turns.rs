@@ -142,6 +142,47 @@ fn decode_usage_of_several_iterations_is_their_sum() {
 }
 
 #[test]
+fn decode_usage_of_several_passes_gives_the_size_of_the_last_one() {
+    let of = |usage: Value, blocks: Vec<Value>| {
+        let mut begin = start();
+        begin["message"]["usage"] =
+            json!({"input_tokens": 10, "cache_read_input_tokens": 60_000, "output_tokens": 1});
+        let last = json!({"type": "message_delta", "delta": {"stop_reason": "end_turn"}, "usage": usage});
+        let events: Vec<Value> = [begin]
+            .into_iter()
+            .chain(blocks)
+            .chain(text(9, "a"))
+            .chain([last, end("x")[1].clone()])
+            .collect();
+        fold(decode(&events).unwrap()).message.context_tokens
+    };
+    let counts = json!({"input_tokens": 9_000, "cache_read_input_tokens": 300_000, "output_tokens": 900});
+    let item = json!({"type": "server_tool_use", "id": "s", "name": "web_search", "input": {}});
+    let searched = vec![
+        json!({"type": "content_block_start", "index": 0, "content_block": item}),
+        json!({"type": "content_block_stop", "index": 0}),
+    ];
+    assert_eq!(of(counts.clone(), searched), Some(69_900));
+    assert_eq!(of(counts, Vec::new()), None);
+    let compacted = json!({"input_tokens": 23_000, "output_tokens": 50, "iterations": [
+        {"type": "compaction", "input_tokens": 180_000, "output_tokens": 400},
+        {"type": "message", "input_tokens": 23_000, "output_tokens": 50}]});
+    assert_eq!(of(compacted, Vec::new()), Some(23_050));
+}
+
+#[test]
+fn decode_zero_of_a_report_with_cached_tokens_counts() {
+    let mut begin = start();
+    begin["message"]["usage"] = json!({"input_tokens": 3_000});
+    let usage = json!({"input_tokens": 0, "cache_read_input_tokens": 3_000, "output_tokens": 7});
+    let last = json!({"type": "message_delta", "delta": {"stop_reason": "end_turn"}, "usage": usage});
+    let events: Vec<Value> =
+        [begin].into_iter().chain(text(0, "a")).chain([last, end("x")[1].clone()]).collect();
+    let usage = fold(decode(&events).unwrap()).usage;
+    assert_eq!(usage, Usage::default().with_cache_read(3_000).with_output(7));
+}
+
+#[test]
 fn decode_usage_of_several_iterations_stays_their_sum_and_each_has_its_own_rates() {
     let mut price = Price::new(1.0, 0.0).with_cache(0.1, 1.25).with_tier(200_000, Rates::new(10.0, 0.0));
     price.rates.cache_write_long = Some(2.0);

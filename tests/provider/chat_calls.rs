@@ -133,6 +133,34 @@ fn calls_whose_first_index_differs_from_the_rest_are_assembled() {
 }
 
 #[test]
+fn calls_whose_first_index_is_that_of_another_call_are_assembled() {
+    let made = made(&[
+        json!([{"index": 1, "id": "a", "function": {"name": "f", "arguments": ""}}]),
+        json!([{"index": 0, "function": {"arguments": "{\"x\":1}"}}]),
+        json!([{"index": 0, "id": "b", "function": {"name": "g", "arguments": ""}}]),
+        json!([{"index": 1, "function": {"arguments": "{\"y\""}}]),
+        json!([{"index": 1, "function": {"arguments": ":2}"}}]),
+    ]);
+    assert_eq!(made, two());
+}
+
+#[test]
+fn call_repeated_under_another_index_is_one_call() {
+    let head = |index: u64, name: &str, arguments: &str| json!([{"index": index, "id": "a", "function": {"name": name, "arguments": arguments}}]);
+    let rest = json!([{"index": 0, "function": {"arguments": "{\"x\":1}"}}]);
+    let f = |id: &str, input: Value| call(id, "f", input);
+    for arguments in ["{\"x\":1}", "{\"x\": 1}"] {
+        let made = made(&[head(0, "f", ""), rest.clone(), head(1, "f", arguments)]);
+        assert_eq!(made, [f("a", json!({"x": 1}))], "{arguments}");
+    }
+    assert_eq!(made(&[head(0, "f", ""), head(1, "f", "{\"x\":1}")]), [f("a", json!({"x": 1}))]);
+    for (name, arguments) in [("g", "{\"x\":1}"), ("f", "{\"x\":2}")] {
+        let made = made(&[head(0, "f", ""), rest.clone(), head(1, name, arguments)]);
+        assert_eq!(made.len(), 2, "{name} {arguments}");
+    }
+}
+
+#[test]
 fn calls_without_ids_get_stable_and_distinct_ids() {
     for chunks in [
         // The same calls arrive in four ways: in one chunk without indices, in one chunk in which both calls have the

@@ -672,7 +672,10 @@ fn decode_images_of_an_answer_are_attachments_that_later_requests_only_mention()
         finish("stop"),
         json!("[DONE]"),
     ];
-    for events in [&streamed[..], &[whole]] {
+    let mut parts = vec![json!({"type": "text", "text": "Here."})];
+    parts.extend(pieces);
+    let in_content = [delta(json!({"content": parts})), finish("stop"), json!("[DONE]")];
+    for events in [&streamed[..], &[whole], &in_content] {
         let folded = answer(events).unwrap();
         let attachments: Vec<&Attachment> = folded
             .message
@@ -690,6 +693,15 @@ fn decode_images_of_an_answer_are_attachments_that_later_requests_only_mention()
         let said = body["messages"][1]["content"].as_str().unwrap();
         assert!(said.starts_with("Here.") && said.contains("image/webp") && !said.contains("AQID"), "{said}");
     }
+}
+
+#[test]
+fn decode_reasoning_in_an_object_keeps_its_text() {
+    let reasoning = |text: &str| delta(json!({"reasoning_content": {"text": text, "signature": ""}}));
+    let events = [reasoning("Hm"), reasoning("."), delta(json!({"content": "Hi"})), finish("stop")];
+    let folded = answer(&events).unwrap();
+    let Content::Thinking(thinking) = &folded.message.content[0] else { panic!("{folded:?}") };
+    assert_eq!((thinking.text.as_str(), folded.message.text().as_str()), ("Hm.", "Hi"));
 }
 
 #[test]

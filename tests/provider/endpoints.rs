@@ -133,7 +133,8 @@ fn cases() -> Vec<Case> {
         model: "gpt-oss:20b",
         address: "/api/chat",
         key: bearer,
-        body: json!({"model": "gpt-oss:20b", "messages": [{"role": "user", "content": "Hallo"}], "stream": true}),
+        body: json!({"model": "gpt-oss:20b", "messages": [{"role": "user", "content": "Hallo"}], "stream": true,
+            "truncate": false, "shift": false}),
         answer: OLLAMA,
     };
     vec![

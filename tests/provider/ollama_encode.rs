@@ -38,6 +38,14 @@ fn answer_schema() -> OutputSchema {
 }
 
 #[test]
+fn encode_members_against_a_cut_of_the_conversation_can_be_replaced() {
+    let request = with(Options::default().with_extra([("truncate", json!(true))]));
+    let endpoint = omni_agent::provider::http::Endpoint::ollama_at("http://localhost");
+    let body = endpoint.preview(&request).unwrap().1.body;
+    assert_eq!((&body["truncate"], &body["shift"]), (&json!(true), &json!(false)));
+}
+
+#[test]
 fn encode_request_with_everything_sends_every_option() {
     let options = Options::default()
         .with_max_tokens(100)
@@ -55,6 +63,8 @@ fn encode_request_with_everything_sends_every_option() {
             "model": "m-1",
             "messages": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}],
             "stream": true,
+            "truncate": false,
+            "shift": false,
             "tools": [{"type": "function", "function": {"name": "weather", "description": "Tells the weather.",
                 "parameters": {"type": "object", "properties": {"city": {"type": "string"}, "any": {},
                     "deep": {"type": "object", "properties": {"any": {}}}}}}}],
@@ -75,7 +85,8 @@ fn encode_request_with_nothing_sends_only_what_is_required() {
     let encoded = encode(&with(Options::default()));
     assert_eq!(
         Value::Object(encoded.body),
-        json!({"model": "m-1", "messages": [{"role": "user", "content": "Hi"}], "stream": true})
+        json!({"model": "m-1", "messages": [{"role": "user", "content": "Hi"}], "stream": true, "truncate": false,
+            "shift": false})
     );
 }
 

@@ -16,6 +16,7 @@ const BODIES: &[(u16, &str, ProviderErrorKind, bool, &str)] = &[
     (400, r#"{"error":"\"llama3.2\" does not support thinking"}"#, Unsupported, false, "thinking"),
     (400, r#"{"error":"json: cannot unmarshal string into Go struct field"}"#, InvalidRequest, false, "Go struct"),
     (400, r#"{"error":"the input length exceeds the context length"}"#, ContextTooLong, false, "context length"),
+    (400, r#"{"error":"{\"error\":{\"code\":400,\"message\":\"request (2622 tokens) exceeds the available context size (512 tokens), try increasing it\",\"type\":\"exceed_context_size_error\"}}"}"#, ContextTooLong, false, "context size"),
     (401, r#"{"error":"unauthorized","signin_url":"https://ollama.com/connect"}"#, Auth, false, "unauthorized"),
     (403, r#"{"error":"this model requires a subscription"}"#, Auth, false, "subscription"),
     (429, r#"{"error":"you've reached your hourly usage limit, please upgrade to continue"}"#, Quota, false, "hourly"),

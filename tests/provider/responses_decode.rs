@@ -458,6 +458,22 @@ fn decode_calls_with_the_same_id_stay_separate() {
 }
 
 #[test]
+fn decode_complete_call_with_another_item_id_is_found_by_its_call_id() {
+    let event =
+        |kind: &str, item: Value| json!({"type": format!("response.output_item.{kind}"), "item": item});
+    let folded = answer(&[
+        created(),
+        event("added", call("a1", "call_1", "f", "")),
+        event("added", call("b1", "call_2", "g", "")),
+        event("done", call("a2", "call_1", "f", "{\"x\":1}")),
+        event("done", call("b2", "call_2", "g", "{\"y\":2}")),
+        completed(json!([])),
+    ]);
+    let expected = [("call_1", "f", json!({"x": 1})), ("call_2", "g", json!({"y": 2}))];
+    assert_eq!(calls(&folded), expected.map(|(id, name, input)| (id.to_owned(), name.to_owned(), input)));
+}
+
+#[test]
 fn decode_calls_whose_items_have_the_same_id_stay_separate() {
     let (a, b) = (call("x", "a", "f", "{\"x\":1}"), call("x", "b", "g", "{\"y\":2}"));
     let folded = answer(&[

@@ -79,6 +79,29 @@ async fn unreadable_details_of_usage_keep_the_rest() {
     }
 }
 
+#[tokio::test]
+async fn cost_in_the_form_of_another_service_is_read() {
+    for (cost, expected) in [
+        (r#""cost":{"input_tokens_cost":0.001,"request_cost":0.006,"total_cost":0.008}"#, 0.008),
+        (r#""cost_in_usd_ticks":2709000"#, 0.000_270_9),
+    ] {
+        let usage = format!(r#"{{"prompt_tokens":7,"completion_tokens":149,{cost}}}"#);
+        let answer = Wire::Chat.answer(&body(Wire::Chat, &usage)).await.unwrap();
+        assert_eq!(answer.usage, Usage::default().with_input(7).with_output(149).with_cost(expected));
+        assert_eq!(answer.warnings, [""; 0], "{cost}");
+    }
+}
+
+#[tokio::test]
+async fn cache_writes_under_the_names_of_gateways_are_read() {
+    for name in ["cache_creation_tokens", "cached_creation_tokens"] {
+        let usage =
+            format!(r#"{{"prompt_tokens":7,"completion_tokens":1,"prompt_tokens_details":{{"{name}":5}}}}"#);
+        let answer = Wire::Chat.answer(&body(Wire::Chat, &usage)).await.unwrap();
+        assert_eq!(answer.usage, Usage::default().with_input(2).with_cache_write(5).with_output(1), "{name}");
+    }
+}
+
 const UNKNOWN: &str = "usage is unknown: the stream ended before the service reported it";
 
 #[tokio::test]

@@ -185,7 +185,7 @@ impl AgentCore {
         // The last message may be a response that the service paused, so look for the user message.
         let mut messages = turn.prompts_of_step();
         message.id = turn.answer.take();
-        message.context_tokens = usage.context_tokens();
+        message.context_tokens = message.context_tokens.or(usage.context_tokens());
         if message.context_tokens.is_some() {
             turn.counted_by.clone_from(&turn.requested);
         }

@@ -250,6 +250,18 @@ impl<'v> ReportedUsage<'v> {
         })
     }
 
+    /// Returns the number of tokens that were written to the cache. `details` is the member that contains it. Its names are
+    /// those of OpenRouter, Alibaba, LiteLLM and New API.
+    pub(super) fn cache_writes(&mut self, details: &str) -> Option<u64> {
+        let names = [
+            "cache_write_tokens",
+            "cache_creation_input_tokens",
+            "cache_creation_tokens",
+            "cached_creation_tokens",
+        ];
+        names.into_iter().find_map(|name| self.count(&[details, name]))
+    }
+
     /// Returns the amount of money at this path, if the service reports it.
     pub(super) fn amount(&mut self, path: &[&str]) -> Option<f64> {
         let amount = |value: &Value| match value {
@@ -278,11 +290,14 @@ impl<'v> ReportedUsage<'v> {
         Usage { output, reasoning, ..usage }
     }
 
-    /// Returns the cost of the request in US dollars, which OpenRouter reports. If the user's own key at the underlying
+    /// Returns the cost of the request in US dollars. OpenRouter reports it as a number, Perplexity as the total of an
+    /// object, and xAI in units of 10⁻¹⁰ dollars: <https://docs.x.ai/developers/cost-tracking>. If the user's own key at the underlying
     /// service was used, `cost` contains only OpenRouter's fee, because the service itself charges for the tokens:
     /// <https://openrouter.ai/docs/use-cases/byok>. Then the cost is known only with the service's part.
     pub(super) fn cost(&mut self) -> Option<f64> {
-        let cost = self.amount(&["cost"]);
+        let is_object = self.members?.get("cost").is_some_and(Value::is_object);
+        let cost = self.amount(if is_object { &["cost", "total_cost"] } else { &["cost"] });
+        let cost = cost.or_else(|| Some(self.amount(&["cost_in_usd_ticks"])? / 1e10));
         if self.members?.get("is_byok") != Some(&Value::Bool(true)) {
             return cost;
         }

@@ -27,7 +27,8 @@ const NAME: &str = "ollama_chat";
 ///   model returns the value as the input of an additional tool, which cannot be forced.
 /// - A hint for a long cache keeps the model loaded for an hour.
 ///
-/// The server truncates a prompt that does not fit the context window, without an error. The default window is small.
+/// A server since version 0.12.6 refuses a prompt that does not fit the context window. Older servers truncate it without an
+/// error. The default window is small.
 /// Set the size of the window through [`Options::extra`](crate::provider::Options::extra):
 ///
 /// ```

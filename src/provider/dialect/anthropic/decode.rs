@@ -45,6 +45,10 @@ pub(super) struct AnthropicDecoder {
     usage: Usage,
     /// The sum of the usage of the single iterations, with its cost. It replaces the totals in `usage`.
     sum: Option<Usage>,
+    /// The usage at the start of the response, which is that of the first pass.
+    opening: Usage,
+    /// The size of the conversation after the last iteration, if the service reports its iterations.
+    last: Option<u32>,
     /// The number of tokens written to a cache that is kept for an hour, if the service reports it.
     long_writes: Option<u64>,
     /// The facts about the model, if they contain a price.
@@ -240,6 +244,8 @@ impl AnthropicDecoder {
             message.stop_reason = self.ending(&start.stop_reason, members);
             if let Some(usage) = &start.usage {
                 message.usage = self.count(usage, deltas);
+                message.context = self.context();
+                self.opening = if first { self.usage } else { self.opening };
             }
         }
         // The provider data is emitted even if it is empty, because it names the wire format of the message.
@@ -396,6 +402,7 @@ impl AnthropicDecoder {
         }
         if let Some(usage) = &event.usage {
             message.usage = self.count(usage, deltas);
+            message.context = self.context();
         }
         deltas.push(Delta::Message(Box::new(message)));
         Ok(())
@@ -600,6 +607,9 @@ impl AnthropicDecoder {
             read_counts(&mut counts, &mut usage, &mut long);
             counts.warn(&mut self.usage_warned, deltas);
             if usage.output > 0 {
+                if matches!(iteration["type"].as_str(), Some("message" | "fallback_message")) {
+                    self.last = usage.context_tokens();
+                }
                 usage.cost = price.and_then(|price| match long.or(self.long_writes) {
                     Some(long) => price.cost_of(&usage, long),
                     None => price.cost(&usage, self.hint),
@@ -613,15 +623,28 @@ impl AnthropicDecoder {
         }
     }
 
+    /// Returns the size of the conversation after a response for which the service ran tools. The usage is the sum of all
+    /// passes, each of which reads the earlier ones from the cache. `None` if the usage itself shows the size.
+    fn context(&self) -> Option<u32> {
+        let opening = &self.opening;
+        let is_item =
+            |block: &AnthropicDecoderBlock| matches!(block.kind, AnthropicDecoderBlockKind::Item(_));
+        let has_passes = opening.prompt() > 0 && self.blocks.iter().any(is_item);
+        let cache_read = self.usage.cache_read.min(opening.cache_read);
+        self.last.or_else(|| Usage { cache_read, ..self.usage }.context_tokens().filter(|_| has_passes))
+    }
+
     fn provider_data(&self) -> Map<String, Value> {
         Map::from_iter([(NAME.to_owned(), Value::Object(self.data.clone()))])
     }
 }
 
 /// Reads the counts of a response or of one iteration. `long_writes` is the number of tokens written to a cache that is
-/// kept for an hour. A count that the report omits stays the same. So does a count that is 0 in the report, because some
-/// services report the prompt only at the start of a response, and then send zeros.
+/// kept for an hour. A count that the report omits stays the same. So does a count that is 0 in a report without cached
+/// tokens, because some services report the prompt only at the start of a response, and then send zeros.
 fn read_counts(counts: &mut ReportedUsage<'_>, usage: &mut Usage, long_writes: &mut Option<u64>) {
+    let mut is_cached = |name| counts.count(&[name]).is_some_and(|count| count > 0);
+    let has_prompt = is_cached("cache_read_input_tokens") || is_cached("cache_creation_input_tokens");
     let Usage { input, cache_read, cache_write, output, reasoning, .. } = usage;
     let members: [(&mut u64, &[&str]); 5] = [
         (input, &["input_tokens"]),
@@ -631,7 +654,7 @@ fn read_counts(counts: &mut ReportedUsage<'_>, usage: &mut Usage, long_writes: &
         (reasoning, &["output_tokens_details", "thinking_tokens"]),
     ];
     for (total, path) in members {
-        *total = counts.count(path).filter(|count| *count > 0).unwrap_or(*total);
+        *total = counts.count(path).filter(|count| *count > 0 || has_prompt).unwrap_or(*total);
     }
     let long = counts.count(&["cache_creation", "ephemeral_1h_input_tokens"]);
     *long_writes = long.filter(|count| *count > 0).or(*long_writes).or(long);

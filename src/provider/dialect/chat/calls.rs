@@ -3,7 +3,7 @@
 //! According to the specification, a fragment identifies its call by index, and only the first fragment has an id and a
 //! name. Many servers deviate. Ollama sends index 0 and a different id for each call. Gemini's compatible endpoint
 //! sends no index. Moonshot sends the id in each fragment. SGLang sends a different index in the first fragment of a
-//! call than in its other fragments.
+//! call than in its other fragments. Gateways to the Responses API repeat a complete call under another index.
 
 use std::borrow::Cow;
 
@@ -212,6 +212,10 @@ impl ChatCalls {
             fragment.index.and_then(|index| self.list.iter().rposition(|call| call.index == Some(index)));
         if fragment.id.is_empty() {
             let candidate = match (fragment.index, by_index) {
+                // At SGLang, the index of the first fragment is that of the tool, which another call may have.
+                (Some(_), Some(at)) if !named && self.list[at].is_closed_to(&fragment.arguments) => {
+                    if self.list[last].json.is_complete() { at } else { last }
+                }
                 (Some(_), Some(at)) => at,
                 // Only the first fragment of a call has a name, so a fragment without a name continues an incomplete
                 // call.
@@ -239,7 +243,9 @@ impl ChatCalls {
             Some(_) if named => None,
             // Some servers send a new id in each fragment. If no call has the id, the index identifies the call.
             Some(at) => by_id().or(Some(at)),
-            None if fragment.index.is_some() && named => None,
+            None if fragment.index.is_some() && named => {
+                by_id().filter(|at| self.list[*at].is_repeated_by(fragment))
+            }
             None => by_id().or_else(|| {
                 let open = !named && fragment.index.is_none() && !self.list[last].json.is_complete();
                 open.then_some(last)
@@ -327,6 +333,24 @@ impl ChatCall {
     /// Returns whether this may be the call with this complete name.
     fn can_be(&self, name: &str) -> bool {
         self.name == name || self.block.is_none() && name.starts_with(&self.name)
+    }
+
+    /// Returns whether a fragment with the id of this call and another index repeats this call with all of its arguments.
+    /// Perhaps only the name of this call has arrived so far.
+    fn is_repeated_by(&self, fragment: &ChatToolCallFragment<'_>) -> bool {
+        let arguments = &*fragment.arguments;
+        *fragment.name == self.name
+            && !arguments.trim().is_empty()
+            && (!self.json.begun() || self.json.is_same(arguments))
+    }
+
+    /// Returns whether this call has all of its arguments, and these arguments are not a part or a repetition of them.
+    fn is_closed_to(&self, arguments: &str) -> bool {
+        self.received.bytes() > 0
+            && self.json.is_complete()
+            && !arguments.trim().is_empty()
+            && self.received.rest(arguments).is_none()
+            && !self.json.is_same(arguments)
     }
 
     /// Returns whether a fragment with the id of this call is a whole other call. Some services give the same id and

@@ -85,7 +85,8 @@ struct ChatChoice<'a> {
 struct ChatDelta<'a> {
     #[serde(borrow, default)]
     content: ChatTextOrParts<'a>,
-    #[serde(borrow, default)]
+    /// The reasoning. Envoy's gateway sends it with its signature, as an object.
+    #[serde(borrow, default, deserialize_with = "text_of_parts")]
     reasoning_content: LenientText<'a>,
     #[serde(borrow, default)]
     reasoning: LenientText<'a>,
@@ -139,22 +140,31 @@ struct ChatFunction<'a> {
     arguments: StrictText<'a>,
 }
 
-/// A text, or a list of parts that together form a text. Mistral sends such lists, with `text` and `thinking` parts.
+/// A text, or a list of parts that together form a text. Mistral sends such lists, with `text` and `thinking` parts. The
+/// lists of gateways to image models also have images.
 #[derive(Default)]
 struct ChatTextOrParts<'a> {
     text: LenientText<'a>,
     thinking: Option<Box<str>>,
+    images: Option<Box<Value>>,
+}
+
+fn text_of_parts<'de: 'a, 'a, D: Deserializer<'de>>(deserializer: D) -> Result<LenientText<'a>, D::Error> {
+    ChatTextOrParts::deserialize(deserializer).map(|parts| parts.text)
 }
 
 impl<'de: 'a, 'a> Deserialize<'de> for ChatTextOrParts<'a> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         Ok(match AnyJsonValue::<Value>::deserialize(deserializer)? {
-            AnyJsonValue::Text(text) => Self { text: LenientText::from(text), thinking: None },
+            AnyJsonValue::Text(text) => Self { text: LenientText::from(text), ..Self::default() },
             AnyJsonValue::Structure(parts) => {
                 let (mut text, mut thinking) = (String::new(), String::new());
                 gather(&parts, false, &mut text, &mut thinking);
                 let thinking = (!thinking.is_empty()).then(|| thinking.into_boxed_str());
-                Self { text: LenientText::from(Cow::Owned(text)), thinking }
+                let is_image = |part: &&Value| part.get("image_url").is_some();
+                let images = parts.as_array().filter(|parts| parts.iter().any(|part| is_image(&part)));
+                let images = images.map(|parts| Box::new(parts.iter().filter(is_image).cloned().collect()));
+                Self { text: LenientText::from(Cow::Owned(text)), thinking, images }
             }
             _ => Self::default(),
         })
@@ -301,7 +311,8 @@ impl ChatDecoder {
             LenientText::from(Cow::Owned(received.rest(whole).unwrap_or_default().to_owned()))
         };
         let differs = self.text.differs(text) || self.thinking.differs(&thinking);
-        whole.content = ChatTextOrParts { text: rest(&self.text, text), thinking: None };
+        let images = whole.content.images.take();
+        whole.content = ChatTextOrParts { text: rest(&self.text, text), thinking: None, images };
         whole.reasoning = rest(&self.thinking, &thinking);
         if differs && !std::mem::replace(&mut self.warned, true) {
             deltas.push(Delta::warning(DIFFERS));
@@ -346,7 +357,8 @@ impl ChatDecoder {
             self.refused = true;
             self.extend(TextBlockKind::Text, refusal, deltas);
         }
-        let images = piece.images.as_deref().and_then(Value::as_array).into_iter().flatten();
+        let lists = [&piece.images, &piece.content.images].into_iter().flatten();
+        let images = lists.filter_map(|list| list.as_array()).flatten();
         for image in images.skip(if repeats { self.images } else { 0 }) {
             self.image(image, deltas);
         }
@@ -603,10 +615,7 @@ fn minimax_failure(report: &Value) -> Option<ProviderError> {
 fn read_usage(report: &mut ReportedUsage<'_>) -> Usage {
     let prompt = report.count(&["prompt_tokens"]).unwrap_or(0);
     let read = report.count(&["prompt_tokens_details", "cached_tokens"]);
-    // The tokens written to the cache have one name at OpenRouter, and another at Alibaba.
-    let written = report
-        .count(&["prompt_tokens_details", "cache_write_tokens"])
-        .or_else(|| report.count(&["prompt_tokens_details", "cache_creation_input_tokens"]));
+    let written = report.cache_writes("prompt_tokens_details");
     // The other two names for tokens that were read from the cache are those of DeepSeek and Moonshot.
     let cached = read
         .or_else(|| report.count(&["prompt_cache_hit_tokens"]))

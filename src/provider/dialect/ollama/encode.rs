@@ -30,6 +30,9 @@ pub(super) fn encode(request: &Request, levels: bool) -> Result<Encoded, Provide
     let messages = std::mem::take(&mut encoder.messages);
     encoder.out.set("messages", messages);
     encoder.out.set("stream", true);
+    // Without these members, the server drops the beginning of a conversation that is too long, and reports no error.
+    encoder.out.set("truncate", false);
+    encoder.out.set("shift", false);
     if !tools.is_empty() {
         encoder.out.set("tools", tools);
     }

@@ -287,9 +287,8 @@ fn failed(message: &str, data: &str) -> ProviderError {
 fn read_usage(report: &mut ReportedUsage<'_>) -> Usage {
     let prompt = report.count(&["input_tokens"]).unwrap_or(0);
     let cache_read = report.count(&["input_tokens_details", "cached_tokens"]).unwrap_or(0).min(prompt);
-    // OpenRouter reports the tokens that were written to the cache under this name.
-    let written = report.count(&["input_tokens_details", "cache_write_tokens"]).unwrap_or(0);
-    let cache_write = written.min(prompt - cache_read);
+    let written = report.cache_writes("input_tokens_details");
+    let cache_write = written.unwrap_or(0).min(prompt - cache_read);
     let reasoning = report.count(&["output_tokens_details", "reasoning_tokens"]);
     let usage = Usage {
         input: prompt - cache_read - cache_write,
@@ -551,7 +550,9 @@ impl ResponsesItems {
         let id = ["id", "item_id"].map(|key| text(whole, key)).into_iter().find(|id| !id.is_empty());
         let place = ResponsesItemRef { id: id.unwrap_or_default(), index };
         let kind = ResponsesItemKind::of(whole);
-        let named = self.named(whole).or_else(|| self.unnamed(place, kind));
+        // Some services give the complete call another item id. The call id then identifies it.
+        let by_call = || self.same(whole).filter(|at| !self.items[*at].done);
+        let named = self.named(whole).or_else(by_call).or_else(|| self.unnamed(place, kind));
         let at = named.filter(|at| self.items[*at].kind() == kind);
         let at = match at {
             Some(at) => at,

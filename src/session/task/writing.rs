@@ -240,7 +240,7 @@ async fn write(
             loop {
                 match attempt(&**store, id, job, Some(&lease)).await {
                     Err(StoreError::LeaseLost { .. }) => {
-                        lease = Box::pin(held.lease_after(lease.epoch)).await?
+                        lease = Box::pin(held.lease_after(lease.epoch)).await?;
                     }
                     written => break written?,
                 }

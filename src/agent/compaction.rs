@@ -78,7 +78,8 @@ impl CompactionPolicy {
         pub fn with_kept_turns(self, turns: u32) { self.kept_turns = turns }
 
         /// Adds the text of the replaced prompts to each summary, with the newest prompt first, up to a tenth of the room
-        /// that the system prompt and the tools leave.
+        /// that the system prompt and the tools leave. The oldest prompt has room first. A prompt that does not fit is
+        /// omitted.
         pub fn with_kept_prompts(self) { self.kept_prompts = true }
 
         /// Makes another model write the summaries.

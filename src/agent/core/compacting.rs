@@ -664,15 +664,19 @@ fn fitting(plan: &CompactionPlan, limit: u64) -> History {
     head.into_iter().chain(note).chain(kept).chain([instruction]).collect()
 }
 
-/// Returns the texts of the prompts before `end`, the newest first, as far as they have at most `limit` tokens.
-fn prompts(history: &History, end: usize, limit: u64) -> String {
-    let mut tokens = 0;
+/// Returns the texts of the prompts before `end`, the newest first, as far as they have at most `limit` tokens. A text that
+/// does not fit is omitted. The oldest text is often the task, so it has room before the others.
+fn prompts(history: &History, end: usize, mut limit: u64) -> String {
     let prompts = (0..end).rev().filter_map(|index| history.get(index)).filter(|message| message.is_prompt());
     let texts = prompts.map(|message| message.text()).filter(|text| !text.trim().is_empty());
-    let fitting = texts.take_while(|text| {
-        tokens += text_tokens(text);
-        tokens <= limit
-    });
+    let mut texts: Vec<String> = texts.collect();
+    let mut fits = |text: &String| {
+        let rest = limit.checked_sub(text_tokens(text));
+        limit = rest.unwrap_or(limit);
+        rest.is_some()
+    };
+    let oldest = texts.pop().filter(&mut fits);
+    let fitting = texts.into_iter().filter(fits).chain(oldest);
     let head = "Earlier messages of the user, the newest first:".to_owned();
     let all = fitting.fold(head.clone(), |kept, text| format!("{kept}\n\n{text}"));
     if all == head { String::new() } else { all }

@@ -253,6 +253,19 @@ async fn kept_prompts_follow_the_summary_word_for_word() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn kept_prompts_omit_a_long_one_after_others() {
+    let steps = [counted("A1", 100), counted("A2", 300), counted("A3", 900), Step::text("S.")];
+    let provider = ScriptedProvider::new(steps);
+    let policy = CompactionPolicy::default().with_kept_turns(1).with_kept_prompts();
+    let mut agent = Watched::start(agent(&provider, policy)).await;
+    agent.run("My name is Ada.").await;
+    agent.run("line ".repeat(150).as_str()).await;
+    let events = agent.run("Q3").await;
+    let text = compactions(&events)[0].clone().unwrap().text();
+    assert_eq!(text, "S.\n\nEarlier messages of the user, the newest first:\n\nMy name is Ada.");
+}
+
+#[tokio::test(start_paused = true)]
 async fn cancel_and_interrupt_during_a_summary_drop_the_turn() {
     for interrupts in [false, true] {
         let gate = Gate::new();

@@ -9,7 +9,7 @@ use super::{
 use crate::{
     agent::{Agent, Compact, CompactionPolicy},
     message::{CompactionTrigger, ToolResult, Usage},
-    provider::ModelInfo,
+    provider::{MessageDelta, ModelInfo},
     testing::{ScriptedProvider, Step},
     tool::{Tool, ToolError, tool_fn},
 };
@@ -78,6 +78,20 @@ async fn overflow_of_a_turn_that_is_estimated_too_small_is_compacted() {
     assert_eq!(stopped(&events).text(), "A");
     let own = compactions(&events)[0].clone().unwrap().compaction.clone().unwrap();
     assert_eq!(own.trigger, CompactionTrigger::Overflow);
+}
+
+#[tokio::test(start_paused = true)]
+async fn usage_of_several_passes_is_not_the_size_of_the_conversation() {
+    let provider = ScriptedProvider::from_fn(|_| {
+        let usage = Usage::default().with_input(950);
+        Step::new().usage(usage).data(MessageDelta::default().with_context(300_u32)).then_text(["A"]).stop()
+    });
+    let mut agent = Watched::start(agent(&provider, CompactionPolicy::default().with_kept_turns(1))).await;
+    for prompt in ["Q1", "Q2", "Q3"] {
+        assert_eq!(compactions(&agent.run(prompt).await).len(), 0);
+    }
+    let state = agent.agent.state().await.unwrap();
+    assert_eq!(state.history().get(3).unwrap().context_tokens, Some(300));
 }
 
 #[tokio::test(start_paused = true)]

@@ -391,8 +391,6 @@ async fn invalid_limit_is_rejected() {
 
 #[tokio::test(start_paused = true)]
 async fn options_that_json_cannot_express_are_rejected() {
-    use serde_json::Value;
-
     let builder = || scripted([]).1;
     let agent = builder().start().await.unwrap();
     for number in [f64::NAN, f64::INFINITY] {
@@ -409,15 +407,18 @@ async fn options_that_json_cannot_express_are_rejected() {
         }
     }
     let deep = |levels| [("deep", (0..levels).fold(json!(1), |inner, _| json!([inner])))];
-    let all: [fn([(&str, Value); 1]) -> Options; 3] = [
-        |pairs| Options::default().with_extra(pairs),
-        |pairs| Options::default().with_metadata(pairs),
-        |pairs| Options::default().with_backend(pairs),
-    ];
-    for with in all {
-        let sent = agent.prompt(Prompt::new("Hi").with_options(with(deep(65)))).await;
+    let all = |levels| {
+        let (options, deep) = (Options::default, deep(levels));
+        [
+            options().with_extra(deep.clone()),
+            options().with_metadata(deep.clone()),
+            options().with_backend(deep),
+        ]
+    };
+    for (too_deep, deep) in all(65).into_iter().zip(all(64)) {
+        let sent = agent.prompt(Prompt::new("Hi").with_options(too_deep)).await;
         assert_eq!(sent.unwrap_err().kind(), ErrorKind::InvalidPrompt);
-        assert!(Prompt::new("Hi").with_options(with(deep(64))).check().is_ok());
+        assert!(Prompt::new("Hi").with_options(deep).check().is_ok());
     }
 }
 

@@ -529,7 +529,7 @@ fn planned(
     let limit = times(share(policy.threshold).saturating_sub(fixed), KEPT_SHARE);
     let tail = match within(limit) {
         // The service has refused these messages, so the estimates are too small.
-        0 if is_overflow && known_room.is_none() => within(tokens(&sent) / 2),
+        0 if is_overflow => within(tokens(&sent) / 2),
         tail => tail,
     };
     let freed = |to: usize| sent[..to].iter().map(|own| own.tokens - own.bare.min(own.tokens)).sum::<u64>();
@@ -553,7 +553,7 @@ fn planned(
     let last_prompt = if end < all.len() { sent.len() } else { last_prompt.unwrap_or(sent.len()) };
     let most = share(SUMMARY_SHARE).saturating_sub(fixed);
     let tail_tokens = tokens(&sent[tail..]);
-    let is_too_large = is_overflow && (tail_tokens > most || tail == 0 && known_room.is_none());
+    let is_too_large = is_overflow && (tail_tokens > most || tail == 0);
     if tail == 0 {
         return (is_too_large && freed(last_prompt) > 0).then(|| clearing(last_prompt));
     }

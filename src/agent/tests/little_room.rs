@@ -70,14 +70,19 @@ async fn long_turn_behind_a_large_system_prompt_is_compacted() {
 
 #[tokio::test(start_paused = true)]
 async fn overflow_of_a_turn_that_is_estimated_too_small_is_compacted() {
-    let provider = working(500, 12, 3);
-    let policy = CompactionPolicy::default();
-    let builder = Agent::builder().model(provider.model()).compaction(policy).tool(reading(60));
-    let mut agent = Watched::start(builder).await;
-    let events = agent.run("Q").await;
-    assert_eq!(stopped(&events).text(), "A");
-    let own = compactions(&events)[0].clone().unwrap().compaction.clone().unwrap();
-    assert_eq!(own.trigger, CompactionTrigger::Overflow);
+    for (room, is_known) in [(500, false), (366, true)] {
+        let (provider, policy) = (working(room, 12, 3), CompactionPolicy::default());
+        let builder = if is_known {
+            agent(&provider, policy)
+        } else {
+            Agent::builder().model(provider.model()).compaction(policy)
+        };
+        let mut agent = Watched::start(builder.tool(reading(60))).await;
+        let events = agent.run("Q").await;
+        assert_eq!(stopped(&events).text(), "A");
+        let own = compactions(&events)[0].clone().unwrap().compaction.clone().unwrap();
+        assert_eq!(own.trigger, CompactionTrigger::Overflow);
+    }
 }
 
 #[tokio::test(start_paused = true)]

@@ -223,6 +223,7 @@ async fn gemini_request_that_breaks_a_rule_is_rejected() {
 #[tokio::test]
 async fn ollama_request_that_breaks_a_rule_is_rejected() {
     let breaks = [
+        unset("/truncate"),
         set("/stream", json!(false)),
         set("/think", json!("high")),
         unset("/messages/2"),

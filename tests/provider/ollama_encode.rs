@@ -37,6 +37,7 @@ fn answer_schema() -> OutputSchema {
     OutputSchema::new("answer", Schema::new(json!({"type": "object"})).unwrap())
 }
 
+#[cfg(feature = "http")]
 #[test]
 fn encode_members_against_a_cut_of_the_conversation_can_be_replaced() {
     let request = with(Options::default().with_extra([("truncate", json!(true))]));

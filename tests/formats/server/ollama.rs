@@ -31,6 +31,15 @@ struct Body {
     #[serde(default)]
     options: Options,
     keep_alive: Option<String>,
+    #[serde(default = "cuts")]
+    truncate: bool,
+    #[serde(default = "cuts")]
+    shift: bool,
+}
+
+/// By default, the server drops the beginning of a conversation that is too long.
+const fn cuts() -> bool {
+    true
 }
 
 #[derive(Deserialize)]
@@ -106,6 +115,7 @@ impl Wire for Ollama {
         must(request.line == "POST /api/chat", || format!("unknown path: {}", request.line))?;
         let body: Body = typed(&request.json())?;
         must(body.stream, || "a stream is expected".into())?;
+        must(!body.truncate && !body.shift, || "the conversation would be cut".into())?;
         let mut seen = Seen {
             schema: body.format,
             thinks: body.think,

@@ -30,10 +30,10 @@
 //! `ID.jsonl`, which contains the whole conversation.
 //!
 //! In addition, the folder has the file `@deleted-usage.jsonl` if conversations with usage were deleted (see the
-//! section "Usage"). An [exclusive](FileSystemStoreBuilder::exclusive) store locks the file `@lock`, and also
-//! the folder if the system supports this. A file whose name ends in `.new` was created to replace a log or
-//! `@deleted-usage.jsonl`. The store ignores all other files in the folder. Only the owner of a file can access it (mode
-//! 0600 on Unix). If the store creates the folder, only the owner of the folder can access it (mode 0700).
+//! section "Usage"). An [exclusive](FileSystemStoreBuilder::exclusive) store locks the file `@lock`. A file whose name
+//! ends in `.new` was created to replace a log or `@deleted-usage.jsonl`. The store ignores all other files in the
+//! folder. Only the owner of a file can access it (mode 0600 on Unix). If the store creates the folder, only the owner
+//! of the folder can access it (mode 0700).
 //!
 //! # The log
 //!
@@ -216,8 +216,8 @@ struct FilesShared {
     folder: PathBuf,
     durability: Durability,
     lock_wait: Duration,
-    /// The locks on the folder, which exclude other exclusive stores as long as these files are open.
-    exclusive: Option<(File, Option<File>)>,
+    /// The lock on the folder, which excludes other exclusive stores as long as the file is open.
+    exclusive: Option<File>,
 }
 
 /// The first and the longest pause between attempts to get a lock.
@@ -497,15 +497,15 @@ impl FileSystemStoreBuilder {
     }
 }
 
-/// Locks the folder, and returns the open files that hold the locks.
-async fn lock_folder(folder: &Path, lock_wait: Duration) -> Result<(File, Option<File>), StoreError> {
+/// Locks the folder, and returns the file that holds the lock.
+async fn lock_folder(folder: &Path, lock_wait: Duration) -> Result<File, StoreError> {
     let path = folder.join(LOCK);
     let begun = Instant::now();
     loop {
         let lock = path.clone();
-        let locked = blocking(move || place::lock_with_folder(&lock));
+        let locked = blocking(move || place::lock_file(&lock));
         match locked.await? {
-            Some(files) => return Ok(files),
+            Some(file) => return Ok(file),
             None => pause(begun, lock_wait, &path).await?,
         }
     }

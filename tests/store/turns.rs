@@ -46,20 +46,6 @@ async fn exclusive_store_excludes_another_until_it_is_dropped() {
     assert!(exclusive().await.unwrap().traits().turns);
 }
 
-#[cfg(unix)]
-#[tokio::test]
-async fn exclusive_store_excludes_another_after_its_lock_file_was_removed() {
-    let folder = Folder::new();
-    let exclusive =
-        || FileSystemStore::builder(folder.path()).exclusive().lock_wait(Duration::from_millis(20)).open();
-    let first = exclusive().await.unwrap();
-    fs::remove_file(folder.path().join("@lock")).unwrap();
-    let error = exclusive().await.unwrap_err();
-    assert!(matches!(error, StoreError::Busy { .. }), "{error:?}");
-    drop(first);
-    exclusive().await.unwrap();
-}
-
 #[tokio::test]
 async fn record_after_the_clock_was_set_back_has_the_time_of_the_clock() {
     let folder = Folder::new();

@@ -117,17 +117,6 @@ pub(super) fn lock_file(path: &Path) -> Result<Option<File>, StoreError> {
     Ok(try_lock(path, &file)?.then_some(file))
 }
 
-/// Locks a file as [`lock_file`] does, and also its folder, because another program may remove the file. Returns the open
-/// files that hold the locks.
-pub(super) fn lock_with_folder(path: &Path) -> Result<Option<(File, Option<File>)>, StoreError> {
-    let Some(file) = lock_file(path)? else { return Ok(None) };
-    // Not every system can open a folder, and not every file system can lock one. Then the lock on the file must do.
-    let folder = path.parent().and_then(|folder| File::open(folder).ok());
-    let is_taken =
-        folder.as_ref().is_some_and(|open| matches!(open.try_lock(), Err(TryLockError::WouldBlock)));
-    Ok((!is_taken).then_some((file, folder)))
-}
-
 /// Locks an open file without waiting. Returns `false` if another process or handle holds the lock, or if the path no
 /// longer leads to this file.
 pub(super) fn try_lock(path: &Path, file: &File) -> Result<bool, StoreError> {

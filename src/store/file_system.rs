@@ -513,12 +513,7 @@ async fn lock_folder(folder: &Path, lock_wait: Duration) -> Result<File, StoreEr
 
 fn create_folder(folder: &Path, durability: Durability) -> Result<(), StoreError> {
     if folder.exists() {
-        place::check_folder(folder)?;
-        // The process that created the folder may have ended before it synced the entry of the folder. If this process
-        // may not open the parent folder, it did not create the entry either.
-        let synced = folder.parent().map_or(Ok(()), |above| place::sync_folder(above, durability));
-        return synced
-            .or_else(|error| if matches!(error, StoreError::Denied { .. }) { Ok(()) } else { Err(error) });
+        return place::check_folder(folder);
     }
     let there = folder.ancestors().skip(1).find(|ancestor| ancestor.exists());
     let mut builder = DirBuilder::new();
@@ -534,19 +529,4 @@ fn create_folder(folder: &Path, durability: Durability) -> Result<(), StoreError
         }
     }
     Ok(())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn open_of_an_existing_folder_syncs_its_entry() {
-        let above = std::env::temp_dir().join(format!("files-{}", ConversationId::generate()));
-        let folder = above.join("store");
-        std::fs::create_dir_all(&folder).unwrap();
-        create_folder(&folder, Durability::Machine).unwrap();
-        place::SYNCED.with_borrow(|synced| assert!(synced.iter().eq([&above])));
-        std::fs::remove_dir_all(above).unwrap();
-    }
 }

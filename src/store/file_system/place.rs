@@ -199,16 +199,8 @@ pub(super) fn check_folder(folder: &Path) -> Result<(), StoreError> {
     Err(StoreError::Unreachable { place: folder.display().to_string(), source: Arc::new(error) })
 }
 
-#[cfg(test)]
-thread_local! {
-    /// The folders that this thread has synced.
-    pub(super) static SYNCED: std::cell::RefCell<Vec<PathBuf>> = const { std::cell::RefCell::new(Vec::new()) };
-}
-
 /// Syncs the folder, so that its entries are durable.
 pub(super) fn sync_folder(folder: &Path, durability: Durability) -> Result<(), StoreError> {
-    #[cfg(test)]
-    SYNCED.with_borrow_mut(|synced| synced.push(folder.to_owned()));
     let synced = open_folder(folder, durability)?.map_or(Ok(()), |open| open.sync_all());
     synced.map_err(|error| failed("syncing", folder, error))
 }

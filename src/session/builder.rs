@@ -288,7 +288,7 @@ impl SessionBuilder {
         match created {
             Ok((version, tenure)) => {
                 starting.core.created(version);
-                starting.life = life::next(tenure.as_ref(), None, Timestamp(0));
+                starting.life = life::next(tenure.as_ref(), None, None);
                 starting.tenure = tenure;
             }
             Err(error) => {
@@ -329,7 +329,9 @@ impl SessionBuilder {
             ConversationLease::begin(&self.store, self.setup.keeper.as_ref(), &id, &self.setup.owner())
                 .await?;
         let stored = self.store.load(&id).await?;
-        let (state, version, mark, updated) = (stored.state, stored.version, stored.mark, stored.updated);
+        let (state, version, mark) = (stored.state, stored.version, stored.mark);
+        let recorded = stored.turn.as_ref().map_or(Timestamp(0), |turn| turn.recorded);
+        let written = (stored.updated.max(recorded), version);
         let tree = Tree::restored(stored.nodes, stored.head, stored.cursors, stored.next)?;
         let flight = StoredTurnFingerprint::of_stored(stored.turn.as_deref(), tree.head());
         let now = stored.turn.as_ref().map_or(Timestamp(0), |turn| turn.now);
@@ -359,7 +361,7 @@ impl SessionBuilder {
         starting.core.loaded_usage(used);
         starting.core.loaded_flight(flight);
         starting.core.set_prompts(prompts, starting.session.shared.setup.durable > Durable::Turns);
-        starting.life = life::next(tenure.as_ref(), mark, updated);
+        starting.life = life::next(tenure.as_ref(), mark, Some(written));
         starting.mark = mark.filter(|_| starting.core.is_as_stored());
         starting.tenure = tenure;
         if let Some(ended) = ended {

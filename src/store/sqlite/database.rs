@@ -58,6 +58,7 @@ pub(super) struct OpenedSqliteConnections {
 }
 
 /// A failure of a job.
+#[derive(Debug)]
 pub(in crate::store) enum SqliteOperationError {
     Sqlite(rusqlite::Error),
     Store(StoreError),

@@ -203,10 +203,15 @@ fn index_from(
             false
         }
         Err(fault) => {
-            tracing::debug!(
-                "older conversations could not be indexed; the next attempt follows in {pause:?}"
-            );
             let next = (2 * pause).min(LONGEST_PAUSE);
+            if next == LONGEST_PAUSE && pause < next {
+                tracing::warn!(
+                    ?fault,
+                    "older conversations can't be indexed; searches miss them until it works"
+                );
+            } else {
+                tracing::debug!(?fault, "older conversations could not be indexed; another attempt follows");
+            }
             behind.clone().leave_for(pause, move |connection| index_from(connection, behind, from, next));
             matches!(fault, SqliteOperationError::Sqlite(error) if upkeep::is_busy(&error))
         }

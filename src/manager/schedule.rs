@@ -294,6 +294,8 @@ struct ScheduleSweeper {
     running: HashSet<FiringKey>,
     /// The number of failures of schedules, and the moments of their next attempts.
     failures: HashMap<FiringKey, (u32, Instant)>,
+    /// The schedules whose next times can't be computed, as an event has reported.
+    reported: HashSet<FiringKey>,
     /// A permit for each prompt that has not been accepted yet.
     permits: Arc<Semaphore>,
     /// Whether a sweep has ended because no permit was free. The next free one begins another sweep.
@@ -322,6 +324,7 @@ impl ManagerShared {
             tasks: JoinSet::new(),
             running: HashSet::new(),
             failures: HashMap::new(),
+            reported: HashSet::new(),
             permits: Arc::new(Semaphore::new(PARALLEL)),
             is_full: Arc::default(),
             counts: Arc::default(),
@@ -434,12 +437,15 @@ impl ScheduleSweeper {
         };
         let next = late.map_or(now, |late| now.before(late).before(Duration::from_millis(1)));
         let next = match due.schedule.next(due.due, next) {
-            Ok(next) => next,
+            Ok(next) => {
+                self.reported.remove(&key);
+                next
+            }
             // This process never sends it. Another one may.
             Err(error) if error.kind() == ErrorKind::Unsupported => return Considered::Done,
             // A later version of the program or of the machine's database of time zones may compute it.
             Err(error) => {
-                if !self.failures.contains_key(&key) {
+                if self.reported.len() < MOST_FAILURES && self.reported.insert(key.clone()) {
                     inner.registry().emit_not_fired(&due.id, &due.name, error_chain(&error));
                 }
                 self.ended(key, Err(error));

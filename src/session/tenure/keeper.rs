@@ -416,6 +416,9 @@ impl LeaseKeeperTask {
             } else {
                 drop(held.lease.send_replace(Err(error)));
             }
+        } else if epoch(&held) == Some(refused) {
+            // It was released in the meantime.
+            drop(held.lease.send_replace(Err(error)));
         }
     }
 }

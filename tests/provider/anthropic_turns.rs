@@ -171,18 +171,6 @@ fn decode_usage_of_several_passes_gives_the_size_of_the_last_one() {
 }
 
 #[test]
-fn decode_zero_of_a_report_with_cached_tokens_counts() {
-    let mut begin = start();
-    begin["message"]["usage"] = json!({"input_tokens": 3_000});
-    let usage = json!({"input_tokens": 0, "cache_read_input_tokens": 3_000, "output_tokens": 7});
-    let last = json!({"type": "message_delta", "delta": {"stop_reason": "end_turn"}, "usage": usage});
-    let events: Vec<Value> =
-        [begin].into_iter().chain(text(0, "a")).chain([last, end("x")[1].clone()]).collect();
-    let usage = fold(decode(&events).unwrap()).usage;
-    assert_eq!(usage, Usage::default().with_cache_read(3_000).with_output(7));
-}
-
-#[test]
 fn decode_usage_of_several_iterations_stays_their_sum_and_each_has_its_own_rates() {
     let mut price = Price::new(1.0, 0.0).with_cache(0.1, 1.25).with_tier(200_000, Rates::new(10.0, 0.0));
     price.rates.cache_write_long = Some(2.0);

@@ -640,11 +640,9 @@ impl AnthropicDecoder {
 }
 
 /// Reads the counts of a response or of one iteration. `long_writes` is the number of tokens written to a cache that is
-/// kept for an hour. A count that the report omits stays the same. So does a count that is 0 in a report without cached
-/// tokens, because some services report the prompt only at the start of a response, and then send zeros.
+/// kept for an hour. A count that the report omits stays the same. So does a count that is 0 in the report, because some
+/// services report the prompt only at the start of a response, and then send zeros.
 fn read_counts(counts: &mut ReportedUsage<'_>, usage: &mut Usage, long_writes: &mut Option<u64>) {
-    let mut is_cached = |name| counts.count(&[name]).is_some_and(|count| count > 0);
-    let has_prompt = is_cached("cache_read_input_tokens") || is_cached("cache_creation_input_tokens");
     let Usage { input, cache_read, cache_write, output, reasoning, .. } = usage;
     let members: [(&mut u64, &[&str]); 5] = [
         (input, &["input_tokens"]),
@@ -654,7 +652,7 @@ fn read_counts(counts: &mut ReportedUsage<'_>, usage: &mut Usage, long_writes: &
         (reasoning, &["output_tokens_details", "thinking_tokens"]),
     ];
     for (total, path) in members {
-        *total = counts.count(path).filter(|count| *count > 0 || has_prompt).unwrap_or(*total);
+        *total = counts.count(path).filter(|count| *count > 0).unwrap_or(*total);
     }
     let long = counts.count(&["cache_creation", "ephemeral_1h_input_tokens"]);
     *long_writes = long.filter(|count| *count > 0).or(*long_writes).or(long);

@@ -158,6 +158,12 @@ fn call_repeated_under_another_index_is_one_call() {
         let made = made(&[head(0, "f", ""), rest.clone(), head(1, name, arguments)]);
         assert_eq!(made.len(), 2, "{name} {arguments}");
     }
+    // Two calls of one chunk are no repetition, and neither is a call that begins with a part of its arguments.
+    let both = json!([head(0, "f", "{\"x\":1}")[0], head(1, "f", "{\"x\":1}")[0]]);
+    assert_eq!(made(&[both]).len(), 2);
+    let part = json!([{"index": 2, "function": {"arguments": ":1}"}}]);
+    let made = made(&[head(0, "f", ""), head(2, "f", "{\"x\""), part]);
+    assert_eq!(made.iter().map(|(_, _, input)| input).collect::<Vec<_>>(), [&json!({}), &json!({"x": 1})]);
 }
 
 #[test]

@@ -244,7 +244,9 @@ impl ChatCalls {
             // Some servers send a new id in each fragment. If no call has the id, the index identifies the call.
             Some(at) => by_id().or(Some(at)),
             None if fragment.index.is_some() && named => {
-                by_id().filter(|at| self.list[*at].is_repeated_by(fragment))
+                // The fragments of one chunk are different calls.
+                let is_repeated = |call: &ChatCall| call.chunk != self.chunk && call.is_repeated_by(fragment);
+                by_id().filter(|at| is_repeated(&self.list[*at]))
             }
             None => by_id().or_else(|| {
                 let open = !named && fragment.index.is_none() && !self.list[last].json.is_complete();
@@ -339,9 +341,10 @@ impl ChatCall {
     /// Perhaps only the name of this call has arrived so far.
     fn is_repeated_by(&self, fragment: &ChatToolCallFragment<'_>) -> bool {
         let arguments = &*fragment.arguments;
-        *fragment.name == self.name
-            && !arguments.trim().is_empty()
-            && (!self.json.begun() || self.json.is_same(arguments))
+        let mut whole = JsonNesting::default();
+        whole.feed(arguments);
+        let is_object = arguments.trim_start().starts_with('{') && whole.is_complete();
+        *fragment.name == self.name && (self.json.is_same(arguments) || !self.json.begun() && is_object)
     }
 
     /// Returns whether this call has all of its arguments, and these arguments are not a part or a repetition of them.

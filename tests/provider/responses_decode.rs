@@ -474,6 +474,22 @@ fn decode_complete_call_with_another_item_id_is_found_by_its_call_id() {
 }
 
 #[test]
+fn decode_complete_calls_with_one_call_id_are_found_by_their_indexes() {
+    let event = |kind: &str, index: u64, item: Value| json!({"type": format!("response.output_item.{kind}"), "output_index": index, "item": item});
+    let folded = answer(&[
+        created(),
+        event("added", 0, call("a1", "c", "f", "")),
+        event("added", 1, call("b1", "c", "g", "")),
+        event("done", 1, call("b2", "c", "g", "{\"y\":2}")),
+        event("done", 0, call("a2", "c", "f", "{\"x\":1}")),
+        completed(json!([])),
+    ]);
+    let calls = calls(&folded);
+    let inputs: Vec<_> = calls.iter().map(|(_, name, input)| (name.as_str(), input.clone())).collect();
+    assert_eq!(inputs, [("f", json!({"x": 1})), ("g", json!({"y": 2}))]);
+}
+
+#[test]
 fn decode_calls_whose_items_have_the_same_id_stay_separate() {
     let (a, b) = (call("x", "a", "f", "{\"x\":1}"), call("x", "b", "g", "{\"y\":2}"));
     let folded = answer(&[

@@ -551,7 +551,10 @@ impl ResponsesItems {
         let place = ResponsesItemRef { id: id.unwrap_or_default(), index };
         let kind = ResponsesItemKind::of(whole);
         // Some services give the complete call another item id. The call id then identifies it.
-        let by_call = || self.same(whole).filter(|at| !self.items[*at].done);
+        let is_open = |item: &ResponsesItem| {
+            !item.done && (index.is_none() || item.index.is_none() || item.index == index)
+        };
+        let by_call = || self.same(whole).filter(|at| is_open(&self.items[*at]));
         let named = self.named(whole).or_else(by_call).or_else(|| self.unnamed(place, kind));
         let at = named.filter(|at| self.items[*at].kind() == kind);
         let at = match at {

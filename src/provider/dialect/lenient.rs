@@ -297,6 +297,9 @@ impl<'v> ReportedUsage<'v> {
     pub(super) fn cost(&mut self) -> Option<f64> {
         let is_object = self.members?.get("cost").is_some_and(Value::is_object);
         let cost = self.amount(if is_object { &["cost", "total_cost"] } else { &["cost"] });
+        if is_object && cost.is_none() {
+            self.fail::<f64>(&["cost"]);
+        }
         let cost = cost.or_else(|| Some(self.amount(&["cost_in_usd_ticks"])? / 1e10));
         if self.members?.get("is_byok") != Some(&Value::Bool(true)) {
             return cost;

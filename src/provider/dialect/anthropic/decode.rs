@@ -47,6 +47,8 @@ pub(super) struct AnthropicDecoder {
     sum: Option<Usage>,
     /// The usage at the start of the response, which is that of the first pass.
     opening: Usage,
+    /// Whether the service has run a tool itself.
+    has_server_tools: bool,
     /// The size of the conversation after the last iteration, if the service reports its iterations.
     last: Option<u32>,
     /// The number of tokens written to a cache that is kept for an hour, if the service reports it.
@@ -352,6 +354,7 @@ impl AnthropicDecoder {
                 if kind == "fallback" {
                     self.take_over(block, deltas);
                 }
+                self.has_server_tools |= kind.ends_with("_tool_use") || kind.ends_with("_tool_result");
                 self.gather(map_weight(block), data)?;
                 let item = ProviderItem { format: NAME.to_owned(), data: Value::Object(block.clone()) };
                 (
@@ -627,9 +630,7 @@ impl AnthropicDecoder {
     /// passes, each of which reads the earlier ones from the cache. `None` if the usage itself shows the size.
     fn context(&self) -> Option<u32> {
         let opening = &self.opening;
-        let is_item =
-            |block: &AnthropicDecoderBlock| matches!(block.kind, AnthropicDecoderBlockKind::Item(_));
-        let has_passes = opening.prompt() > 0 && self.blocks.iter().any(is_item);
+        let has_passes = opening.prompt() > 0 && self.has_server_tools;
         let cache_read = self.usage.cache_read.min(opening.cache_read);
         self.last.or_else(|| Usage { cache_read, ..self.usage }.context_tokens().filter(|_| has_passes))
     }

@@ -357,8 +357,9 @@ impl ChatDecoder {
             self.refused = true;
             self.extend(TextBlockKind::Text, refusal, deltas);
         }
-        let lists = [&piece.images, &piece.content.images].into_iter().flatten();
-        let images = lists.filter_map(|list| list.as_array()).flatten();
+        // Only one of the lists is read, because they may have the same images.
+        let images = piece.images.or(piece.content.images);
+        let images = images.as_deref().and_then(Value::as_array).into_iter().flatten();
         for image in images.skip(if repeats { self.images } else { 0 }) {
             self.image(image, deltas);
         }

@@ -109,6 +109,9 @@ async fn answered(
                 server.list().await?;
                 has_listed = true;
             }
+            Err(refusal) if refusal.code == HEADERS_REQUIRED => {
+                return Err(settings.refused(&refusal.message));
+            }
             Err(urls_required) => {
                 if !are_opened(&settings.name, urls_required.data, context).await {
                     return Err(settings.refused(&urls_required.message));
@@ -139,8 +142,13 @@ async fn once(
     let answer = wait(idle, connection, handle, context).await;
     let answer = answer.ok_or_else(|| server.settings.timed_out(idle))?;
     guard.disarm();
+    // In earlier versions of the protocol, the second code has any meaning that the server gives to it.
+    let has_headers =
+        connection.peer().peer_info().is_some_and(|info| !info.protocol_version.has_initialize());
     match answer {
-        Err(ServiceError::McpError(error)) if [URLS_REQUIRED, HEADERS_REQUIRED].contains(&error.code) => {
+        Err(ServiceError::McpError(error))
+            if error.code == URLS_REQUIRED || has_headers && error.code == HEADERS_REQUIRED =>
+        {
             Ok(Err(error))
         }
         answer => {

@@ -770,6 +770,25 @@ async fn call_after_a_reconnection_has_the_headers_of_its_tool() {
     assert_eq!(call(&tools, "raw__echo", "ann").await.text(), "echoed");
 }
 
+/// In earlier versions, the code for missing headers can have another meaning.
+#[tokio::test]
+async fn call_that_fails_with_the_code_for_missing_headers_is_repeated_once_in_the_version_that_has_it() {
+    for (version, calls) in [(OLD, 1), (NEW, 2)] {
+        let server = Raw::start(|message| match message["method"].as_str() {
+            Some("tools/call") => {
+                let error = json!({ "code": -32020, "message": "no receipt" });
+                Reply::Json(json!({ "jsonrpc": "2.0", "id": message["id"], "error": error }))
+            }
+            _ => polite(message),
+        })
+        .await;
+        let client = soon(server.client(version).connect()).await.unwrap();
+        let text = failure(&call(&set(&client).await, "raw__echo", "ann").await);
+        assert!(text.contains("no receipt"), "{text}");
+        assert_eq!(server.count("tools/call"), calls, "{version}");
+    }
+}
+
 /// Answers a call with a form, and the next one with the answer to the form.
 fn form(message: &Value) -> Reply {
     let Some("tools/call") = message["method"].as_str() else { return polite(message) };

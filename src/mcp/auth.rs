@@ -70,6 +70,15 @@ impl LoginRecord {
         let renews_with_scopes = requires_scopes(&metadata.token_endpoint);
         Self { server: server.to_owned(), metadata, resource: None, renews_with_scopes, client_secret: None }
     }
+
+    /// Returns whether tokens of the other login can be renewed with this record. The addresses of the authorization server
+    /// may differ.
+    fn fits(&self, other: &Self) -> bool {
+        self.metadata.issuer == other.metadata.issuer
+            && self.resource == other.resource
+            && self.renews_with_scopes == other.renews_with_scopes
+            && self.client_secret == other.client_secret
+    }
 }
 
 /// Returns whether the server at this address returns a token for other permissions if a renewal names none.
@@ -560,7 +569,12 @@ impl CredentialStore for TokenStoreAdapter {
     }
 
     async fn save(&self, credentials: StoredCredentials) -> Result<(), AuthError> {
-        let tokens = Tokens { credentials, login: lock(&self.login).clone() };
+        let mut login = lock(&self.login).clone();
+        if login.is_none() {
+            // The tokens keep the record of their login if it was at another URL than that of this client.
+            login = self.read().await?.and_then(|tokens| tokens.login);
+        }
+        let tokens = Tokens { credentials, login };
         self.remember(&tokens);
         self.store.save(tokens).await.map_err(Self::failed)
     }
@@ -576,9 +590,14 @@ impl CredentialStore for TokenStoreAdapter {
 
     async fn acquire_refresh_guard(&self) -> Result<Option<CredentialRefreshGuard>, AuthError> {
         let guard = self.store.lock().await.map_err(Self::failed)?;
-        let stored = self.read().await?.and_then(|tokens| access_token(&tokens.credentials));
-        if *lock(&self.used) != stored {
+        let stored = self.read().await?;
+        if *lock(&self.used) != stored.as_ref().and_then(|tokens| access_token(&tokens.credentials)) {
             return Err(AuthError::CredentialStoreError(ALREADY_RENEWED.to_owned()));
+        }
+        // A later login has other settings, which the next connection reads.
+        let login = stored.and_then(|tokens| tokens.login);
+        if lock(&self.login).as_ref().zip(login.as_ref()).is_some_and(|(own, login)| !own.fits(login)) {
+            return Err(AuthError::AuthorizationRequired);
         }
         Ok(Some(CredentialRefreshGuard::new(guard)))
     }
@@ -633,8 +652,10 @@ impl StoredTokenRenewal {
     }
 
     async fn current(&self, mut rejected: Option<String>) -> Result<Option<String>, AuthError> {
-        let manager = self.manager.lock().await;
+        let mut manager = self.manager.lock().await;
+        let mut has_asked = false;
         loop {
+            let again = rejected.clone();
             let token = match rejected.take() {
                 None => manager.get_access_token().await.map(Some),
                 Some(rejected) => {
@@ -653,9 +674,35 @@ impl StoredTokenRenewal {
                 // The next round returns the renewed token.
                 Ok(None) => {}
                 Err(error) if is_already_renewed(&error) => {}
+                Err(AuthError::TokenRefreshFailed(_))
+                    if !std::mem::replace(&mut has_asked, true) && self.has_moved(&mut manager).await =>
+                {
+                    rejected = again;
+                }
                 Err(error) => return Err(error),
             }
         }
+    }
+
+    /// Reads the metadata of the authorization server again. If the server has another address for tokens now, uses the
+    /// new addresses and returns `true`. Another server is never used: the issuer has to be that of the login.
+    async fn has_moved(&self, manager: &mut AuthorizationManager) -> bool {
+        let Some(mut login) = lock(&self.store.login).clone() else { return false };
+        let Ok(found) = manager.resolve_metadata().await else { return false };
+        let (known, new) = (&login.metadata, &found.metadata);
+        let is_same = found.source.is_discovered() && new.issuer.is_some() && new.issuer == known.issuer;
+        if !is_same || new.token_endpoint == known.token_endpoint {
+            return false;
+        }
+        let Ok(Some(Tokens { credentials, .. })) = self.store.read().await else { return false };
+        login.metadata = LoginRecord::new(&login.server, new).metadata;
+        manager.set_metadata(login.metadata.clone());
+        let mut client = OAuthClientConfig::new(credentials.client_id, &login.server);
+        if let Some(secret) = &login.client_secret {
+            client = client.with_client_secret(secret.clone());
+        }
+        *lock(&self.store.login) = Some(login);
+        manager.configure_client(client).is_ok()
     }
 }
 

@@ -69,6 +69,8 @@ struct Behaviour {
     scopes: Vec<Option<String>>,
     /// The paths to which requests for tokens were sent.
     asked: Vec<String>,
+    /// Whether the address for tokens has moved from `/token` to `/new/token`.
+    has_moved: bool,
     /// How often metadata was requested.
     discoveries: usize,
     /// The code with which renewals are refused. If it is empty, the answer has no code.
@@ -117,6 +119,9 @@ async fn token(State(server): State<Shared>, OriginalUri(uri): OriginalUri, body
     let (answer, issuing) = {
         let mut server = server.lock().unwrap();
         server.asked.push(uri.path().to_owned());
+        if server.has_moved && uri.path() == "/token" {
+            return StatusCode::NOT_FOUND.into_response();
+        }
         (granted(&mut server, &form), server.issuing.clone())
     };
     if let Some(issuing) = issuing {
@@ -195,7 +200,7 @@ async fn metadata(State(server): State<Shared>, OriginalUri(uri): OriginalUri) -
         json!({
             "issuer": server.issuer.as_ref().unwrap_or(issuer),
             "authorization_endpoint": server.authorization.map_or(format!("{issuer}/authorize"), str::to_owned),
-            "token_endpoint": format!("{issuer}/token"), "registration_endpoint": format!("{url}/register"),
+            "token_endpoint": format!("{issuer}{}/token", if server.has_moved { "/new" } else { "" }), "registration_endpoint": format!("{url}/register"),
             "response_types_supported": ["code"],
             "code_challenge_methods_supported": server.methods.clone().unwrap_or(json!(["S256"])),
             "grant_types_supported": ["authorization_code", "refresh_token"],
@@ -272,6 +277,7 @@ async fn start(behaviour: Behaviour) -> Shared {
         .route("/register", post(register))
         .route("/token", post(token))
         .route("/other/token", post(token))
+        .route("/new/token", post(token))
         .route("/.well-known/oauth-protected-resource/mcp", get(metadata))
         .route("/.well-known/oauth-authorization-server", get(metadata))
         .route("/.well-known/oauth-authorization-server/other", get(metadata))
@@ -760,6 +766,54 @@ async fn tokens_of_a_login_with_a_challenge_are_renewed_at_the_server_of_the_log
     assert_eq!(server.discoveries, discoveries);
     let saved = serde_json::to_string(&*store.tokens.lock().unwrap()).unwrap();
     assert!(saved.contains("secret-2") && saved.contains("/other/token"), "{saved}");
+}
+
+#[tokio::test]
+async fn tokens_are_renewed_at_the_new_address_of_their_server() {
+    let server = start(Behaviour { life: Some(0), ..Behaviour::default() }).await;
+    let store = logged_in(&server).await;
+    {
+        let mut server = server.lock().unwrap();
+        (server.life, server.has_moved) = (Some(3600), true);
+    }
+    for _ in 0..2 {
+        let client = connect(&server, &store).await.unwrap();
+        assert!(ask(&client).await.starts_with("You said: Hello"));
+    }
+    assert_eq!(server.lock().unwrap().asked, ["/token", "/token", "/new/token"]);
+}
+
+#[tokio::test]
+async fn tokens_are_not_sent_to_the_new_address_of_another_issuer() {
+    let server = start(Behaviour { life: Some(0), ..Behaviour::default() }).await;
+    let store = logged_in(&server).await;
+    {
+        let mut server = server.lock().unwrap();
+        server.has_moved = true;
+        server.issuer = Some(format!("{}/other", server.url));
+    }
+    let error = connect(&server, &store).await.unwrap_err();
+    assert!(matches!(error, McpError::Unreachable { .. }), "{error:?}");
+    assert_eq!(server.lock().unwrap().asked, ["/token", "/token"]);
+}
+
+#[tokio::test]
+async fn renewal_of_a_later_login_with_other_settings_keeps_these_settings() {
+    let server = start(Behaviour::default()).await;
+    let store = Arc::<Kept>::default();
+    let builder = || McpLogin::builder(url(&server), CALLBACK).client_id("client-own");
+    let login = soon(builder().begin(Arc::clone(&store))).await.unwrap();
+    soon(login.finish(&agree(&server, &login))).await.unwrap();
+    let client = connect(&server, &store).await.unwrap();
+    let login = soon(builder().renew_with_scopes().begin(Arc::clone(&store))).await.unwrap();
+    soon(login.finish(&agree(&server, &login))).await.unwrap();
+    assert!(ask(&client).await.starts_with("You said: Hello"), "its token is valid");
+    server.lock().unwrap().valid.clear();
+    let refused = soon(client.tools()).await.unwrap_err();
+    assert!(matches!(refused, McpError::Unauthorized { .. }), "{refused:?}");
+    let saved = serde_json::to_string(&*store.tokens.lock().unwrap()).unwrap();
+    assert!(saved.contains(r#""renews_with_scopes":true"#), "{saved}");
+    assert!(connect(&server, &store).await.is_ok(), "the next connection has the new settings");
 }
 
 #[tokio::test]

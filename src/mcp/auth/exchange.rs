@@ -19,6 +19,7 @@ use crate::{
     mcp::http::body,
     provider::{ProviderError, http::resolving_client},
     sync::lock,
+    text::clip,
 };
 
 /// The maximum size of an answer of an authorization server, in bytes.
@@ -82,8 +83,8 @@ impl AuthorizationHttpClient {
             if !is_refusal || members.get("error").is_some_and(Value::is_string) {
                 return None;
             }
-            let refusal =
-                json!({ "error": "invalid_grant", "error_description": Value::Object(members).to_string() });
+            let answer = Value::Object(members).to_string();
+            let refusal = json!({ "error": "invalid_grant", "error_description": clip(&answer, 200) });
             return Some((status, refusal.to_string().into()));
         }
         let has_token = !lacks(&members, "access_token");

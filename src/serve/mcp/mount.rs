@@ -182,6 +182,11 @@ impl McpWebMount {
     async fn handle(&self, mut request: Request) -> Result<Response, Problem> {
         let (mut parts, body) = request.into_parts();
         let mut client = self.web.identify(&parts).await?;
+        if parts.method != Method::POST
+            && let Some(id) = parts.headers.get(SESSION)
+        {
+            self.check(id, &client.principal)?;
+        }
         // A stream that belongs to no call stays open as long as the client wants, so it counts against the principal's
         // limit.
         let permit =

@@ -147,12 +147,13 @@ async fn follow_ends_with_the_session() {
     for like in ["", "failing_list"] {
         let Some(hostile) = Hostile::new() else { return };
         let client = soon(hostile.like(like).connect()).await.unwrap();
+        // Tasks of the connection may still be about to end.
         let before = tasks();
         let session = session(&client, []).await;
         client.follow(&session);
-        until("the list is read", || hostile.count("tools/list") == 2).await;
+        until("the list is read", || hostile.count("tools/list") >= 2).await;
         soon(session.stop(LIMIT)).await.unwrap();
-        until("its task has ended", || tasks() == before).await;
+        until("its task has ended", || tasks() <= before).await;
     }
 }
 
